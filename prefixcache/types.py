@@ -1,0 +1,49 @@
+"""Values shared by proxy, worker and core; no third-party import."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+KV_BLOCK_SIZE = 16
+"""Tokens of one KV block in the own worker."""
+
+INDEX_STRIDE = 4
+"""KV blocks of one index block: 64 tokens (16-token granularity costs 4x for no better routing)."""
+
+if sys.byteorder != "little" or array("I").itemsize != 4:
+    raise ImportError("prefixcache packs token ids as u32 little-endian and runs on little-endian hosts only")
+
+
+def pack_tokens(ids: Iterable[int]) -> bytes:
+    """u32 little-endian bytes of token ids: what is hashed, compared and carried by protocol v1."""
+    return array("I", ids).tobytes()
+
+
+def unpack_tokens(packed: bytes) -> array[int]:
+    """The ids behind `pack_tokens`. Raises ValueError unless the length is a multiple of four bytes."""
+    ids = array("I")
+    ids.frombytes(packed)
+    return ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGeometry:
+    """How tokens map to KV blocks and KV blocks to index blocks."""
+
+    block_size: int = KV_BLOCK_SIZE
+    stride: int = INDEX_STRIDE
+
+    @property
+    def index_block_tokens(self) -> int:
+        return self.block_size * self.stride
+
+    def reusable_tokens(self, prompt_tokens: int) -> int:
+        """The most tokens of a prompt whose KV can be reused: whole blocks, and one token is always computed."""
+        return max(prompt_tokens - 1, 0) // self.block_size * self.block_size
+
+    def predicted_hit_tokens(self, matched_index_blocks: int, prompt_tokens: int) -> int:
+        """Tokens that a worker with this match is expected to reuse."""
+        return min(matched_index_blocks * self.index_block_tokens, self.reusable_tokens(prompt_tokens))

@@ -1,0 +1,1 @@
+"""The edge: HTTP surfaces, prediction, routing and the streams to the workers."""

@@ -1,0 +1,1 @@
+"""Whatever holds KV: the engine, its block pool, its scheduler and its server."""

@@ -1,0 +1,58 @@
+"""What executes a step: the boundary between the engine's decisions and a model's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prefixcache.protocol import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """How to draw output token `index` (counted from 0) of choice `choice` after the last token of a share."""
+
+    sampling: Sampling
+    choice: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShare:
+    """One sequence's share in a step: `token_ids` stand at positions start .. start + len(token_ids) - 1.
+
+    block_table   [ b0 | b1 | b2 | b3 ]      covers every position up to the last one of the share
+    positions       0 ....... start ... end
+                    ^ KV is there   ^ computed now, written through the block table
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: SampleSpec | None
+    """None for a chunk that is not the last of its prefill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """What a runner can hold."""
+
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    kv_bytes_per_token: int
+
+
+class Runner(Protocol):
+    """Called by one thread only, the step thread."""
+
+    limits: RunnerLimits
+
+    def execute(self, shares: Sequence[StepShare]) -> list[int | Exception | None]:
+        """Computes KV of all shares and draws the tokens asked for, one result a share and in their order.
+
+        A result is the token id, None where no sample was asked for, or the exception that struck this share alone.
+        Raises only when the whole step failed; no KV of the step's shares may be trusted then.
+        """
