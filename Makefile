@@ -1,0 +1,53 @@
+# One command each: `make up` runs the product, `make test` runs every test, `make check` is format, lint and types.
+PORT    ?= 8000
+WORKERS ?= 2
+MODEL   ?= demo
+PYTHON  ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+TORCH   := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements.lock)
+PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: up test test-unit check format lock clean
+
+up: $(VENV)/.installed
+	$(BIN)/prefixcache up --port $(PORT) --workers $(WORKERS) --model $(MODEL)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests
+
+test-unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/unit
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-%: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.bench.$*
+
+# torch comes first and apart: PIP_TORCH_ARGS can name another source for it, for example that of the CPU-only builds.
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "Python 3.11 or newer is needed, $(PYTHON) is %d.%d: make up PYTHON=python3.11" % v[:2])'
+	@echo "setting up $(VENV) (once)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(PIP_TORCH_ARGS) $(TORCH)
+	$(PIP) -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+	$(PIP) -r requirements-dev.lock
+	@touch $@
+
+# Pins what pip resolves today for pyproject.toml: read the difference before you commit it.
+lock:
+	$(PYTHON) tests/support/make_locks.py --torch $(or $(TORCH),torch)
+
+clean:
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,144 @@
+"""`prefixcache up`: embedded Valkey, workers and one proxy on this machine, by one command."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prefixcache.cli.children import die_with_parent
+from prefixcache.cli.programs import program_command
+from prefixcache.cli.stack import Stack, StopSignals
+from prefixcache.cli.valkey import EmbeddedValkey
+from prefixcache.config import settings_command
+from prefixcache.cpu import auto_dtype, usable_cores
+from prefixcache.demo.convert import Progress
+from prefixcache.demo.model import MODEL_NAME, ensure_demo_model
+from prefixcache.errors import ConfigError, Unavailable
+
+_HOST = "127.0.0.1"
+_DEMO = "demo"
+_POLL_S = 0.1
+
+
+@settings_command("up", help="Start Valkey, workers and a proxy on this machine; Ctrl-C ends them all.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Port of the proxy on 127.0.0.1.")
+@click.option("--workers", type=click.IntRange(1, 64), default=2, help="Worker processes.")
+@click.option("--model", default=_DEMO, metavar="demo|DIR", help=f"Folder of a model, or {MODEL_NAME} as the demo.")
+@click.option("--redis", metavar="URL", help="Redis or Valkey to use instead of an embedded one.")
+@click.option("--start-timeout", type=float, default=300.0, help="Seconds until every worker must be ready.")
+def up(port: int, workers: int, model: str, redis: str | None, start_timeout: float) -> None:
+    if "MAKELEVEL" in os.environ:
+        die_with_parent(signal.SIGTERM)  # a `make up` that is killed outright must not leave its stack behind
+    _require_free(port)
+    folder = _model_folder(model)
+    stop = StopSignals()
+    with ExitStack() as resources:
+        url = redis or resources.enter_context(EmbeddedValkey()).url
+        stack = resources.enter_context(Stack())
+        environment = _child_environment(url)
+        threads = max(1, usable_cores() // workers)
+        for number in range(1, workers + 1):
+            command = [*program_command("worker"), "--model", str(folder), "--name", f"worker-{number}"]
+            stack.start(f"worker-{number}", [*command, "--threads", str(threads)], environment)
+        stack.start("proxy", [*program_command("proxy"), "--host", _HOST, "--port", str(port)], environment)
+        if _wait_until_ready(stack, stop, port, workers, start_timeout):
+            _print_ready(port, folder.name)
+            while not stop.wait(_POLL_S):
+                stack.check()
+        click.echo("stopping", err=True)
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} on {_HOST} cannot be used ({error.strerror}): stop the program that has it, "
+                "or choose another with `make up PORT=...` or `prefixcache up --port ...`"
+            ) from error
+
+
+def _model_folder(model: str) -> Path:
+    if model != _DEMO:
+        folder = Path(model).resolve()
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"--model {model}: no model folder there ({folder / 'config.json'} is missing)")
+        return folder
+    with _progress_bar(f"converting {MODEL_NAME}") as progress:
+        return ensure_demo_model(auto_dtype(), progress=progress)
+
+
+@contextmanager
+def _progress_bar(label: str) -> Iterator[Progress]:
+    """A bar that appears with the first step, so that nothing is printed where nothing is to be done."""
+    with ExitStack() as resources:
+        bars: list[Any] = []
+
+        def step(_done: int, total: int) -> None:
+            if not bars:
+                bars.append(resources.enter_context(click.progressbar(length=total, label=label, file=sys.stderr)))
+            bars[0].update(1)
+
+        yield step
+
+
+def _child_environment(url: str) -> dict[str, str]:
+    """The URL and the secret travel in the environment: a command line can be read by every user of the machine."""
+    environment = {**os.environ, "PREFIXCACHE_REDIS": url}
+    environment.setdefault("PREFIXCACHE_SECRET", secrets.token_hex(16))
+    return environment
+
+
+def _wait_until_ready(stack: Stack, stop: StopSignals, port: int, workers: int, timeout_s: float) -> bool:
+    """True when every worker is ready, False when a stop signal came first."""
+    began = time.monotonic()
+    told = -1
+    while True:
+        stack.check()
+        ready = _ready_workers(port)
+        if ready >= workers:
+            return True
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
+            raise Unavailable(f"only {ready} of {workers} workers became ready within {timeout_s:.0f} s")
+        if ready != told:
+            click.echo(f"loading: {ready} of {workers} workers ready after {waited_s:.0f} s", err=True)
+            told = ready
+        if stop.wait(_POLL_S):
+            return False
+
+
+def _ready_workers(port: int) -> int:
+    connection = http.client.HTTPConnection(_HOST, port, timeout=2.0)
+    try:
+        connection.request("GET", "/ready")
+        return int(json.loads(connection.getresponse().read())["workers_ready"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError):
+        return 0
+    finally:
+        connection.close()
+
+
+def _print_ready(port: int, model: str) -> None:
+    url = f"http://{_HOST}:{port}/v1"
+    click.echo(f"ready {url}\n\ntry it:\n{_example(url, model)}\n")
+
+
+def _example(url: str, model: str) -> str:
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"model": model, "messages": [question], "max_tokens": 32}
+    return f"curl {url}/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"

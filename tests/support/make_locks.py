@@ -1,0 +1,42 @@
+"""Writes requirements.lock and requirements-dev.lock from what pip resolves in two fresh environments."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_TOOLS = "setuptools"
+"""The editable install builds without isolation, so that nothing unpinned is fetched."""
+
+
+def _resolved(scratch: Path, name: str, requirements: list[str]) -> list[str]:
+    """`name==version` of all that an environment with these requirements holds, ourselves excepted."""
+    environment = scratch / name
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    for requirement in requirements:
+        subprocess.run([*pip, "install", "--quiet", *requirement.split()], check=True)
+    frozen = subprocess.run([*pip, "freeze", "--all"], check=True, capture_output=True, text=True).stdout
+    lines = (line.partition("+")[0] for line in frozen.splitlines() if "==" in line)
+    return sorted(line for line in lines if not line.startswith(("prefixcache", "pip==")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", required=True, help="the pin of torch, for example torch==2.13.0")
+    torch = parser.parse_args().torch
+    with tempfile.TemporaryDirectory() as folder:
+        run = _resolved(Path(folder), "run", [torch, BUILD_TOOLS, str(ROOT)])
+        develop = _resolved(Path(folder), "develop", [torch, BUILD_TOOLS, f"{ROOT}[dev]"])
+    header = "# Written by `make lock` from pyproject.toml.\n"
+    (ROOT / "requirements.lock").write_text(header + "\n".join(run) + "\n")
+    extra = [line for line in develop if line not in run]
+    (ROOT / "requirements-dev.lock").write_text(header + "\n".join(extra) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""Free TCP ports for programs that must be told theirs."""
+
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

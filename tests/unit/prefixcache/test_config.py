@@ -1,0 +1,60 @@
+"""Precedence flag > environment > TOML file > default, and errors that name the file and the setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from prefixcache.config import settings_command
+
+
+def _program(seen: dict[str, object]) -> click.Command:
+    @settings_command("demo", help="A program.")
+    @click.option("--port", type=int, default=1, help="A port.")
+    @click.option("--key-prefix", default="p", help="A prefix.")
+    def program(port: int, key_prefix: str) -> None:
+        seen.update(port=port, key_prefix=key_prefix)
+
+    return program
+
+
+def _run(arguments: list[str], environment: dict[str, str] | None = None) -> tuple[dict[str, object], str, int]:
+    seen: dict[str, object] = {}
+    outcome = CliRunner().invoke(_program(seen), arguments, env=environment)
+    return seen, outcome.output, outcome.exit_code
+
+
+def test_each_source_wins_over_the_one_below(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[demo]\nport = 2\nkey-prefix = "f"\n[other]\nx = 1\n')
+    environment = {"PREFIXCACHE_PORT": "3"}
+    assert _run([])[0] == {"port": 1, "key_prefix": "p"}
+    assert _run(["--config", str(file)])[0] == {"port": 2, "key_prefix": "f"}
+    assert _run(["--config", str(file)], environment)[0] == {"port": 3, "key_prefix": "f"}
+    assert _run(["--config", str(file), "--port", "4"], environment)[0] == {"port": 4, "key_prefix": "f"}
+    assert _run([], {"PREFIXCACHE_CONFIG": str(file)})[0] == {"port": 2, "key_prefix": "f"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[demo]\nprot = 2\n", "[demo] has no setting 'prot'"),
+        ("demo = 3\n", "[demo] must be a table"),
+        ("[demo\n", "settings.toml"),
+        ('[demo]\nport = "x"\n', "'x' is not a valid integer"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(content)
+    seen, output, code = _run(["--config", str(file)])
+    assert (seen, code) == ({}, 2)
+    assert message in " ".join(output.split())
+
+
+def test_help_shows_defaults_and_environment_names() -> None:
+    text = _run(["--help"])[1]
+    assert "PREFIXCACHE_KEY_PREFIX" in text and "default: 1" in text and "PREFIXCACHE_CONFIG" in text
