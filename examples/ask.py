@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks the proxy a question behind a long system prompt and prints how long the first token took. Standard library only.
+"""Asks a question behind a long system prompt and prints how long the first token took. Standard library only.
 
 python3 examples/ask.py "May I sell a product that contains this?"
 """

@@ -27,20 +27,27 @@ def _load_file(context: click.Context, _parameter: click.Parameter, path: Path |
     table = content.get(program, {})
     if not isinstance(table, dict):
         raise click.BadParameter(f"{path}: [{program}] must be a table")
-    known = {parameter.name for parameter in context.command.params if isinstance(parameter, click.Option)}
+    known = {_long_name(option): option.name for option in _options(context.command)}
     defaults: dict[str, Any] = {}
     for name, value in table.items():
-        option = name.replace("-", "_")
-        if option not in known:
-            raise click.BadParameter(f"{path}: [{program}] has no setting {name!r}")
-        defaults[option] = value
+        if name not in known:
+            raise click.BadParameter(f"{path}: [{program}] has no setting {name!r}; it has {', '.join(sorted(known))}")
+        defaults[str(known[name])] = value
     context.default_map = {**(context.default_map or {}), **defaults}
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+def _long_name(option: click.Option) -> str:
+    """The flag as it is typed, without its dashes."""
+    return max(option.opts, key=len).lstrip("-")
 
 
 def settings_command(name: str, *, help: str) -> Callable[[Callable[..., None]], click.Command]:
     """A click command whose flags may also come from the environment and from a TOML file."""
     context_settings = {
-        "auto_envvar_prefix": ENVIRONMENT_PREFIX,
         "show_default": True,
         "help_option_names": ["-h", "--help"],
     }
@@ -56,9 +63,9 @@ def settings_command(name: str, *, help: str) -> Callable[[Callable[..., None]],
     def decorate(function: Callable[..., None]) -> click.Command:
         command = click.command(name, context_settings=context_settings, help=help)(function)
         command.params.append(config)
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                parameter.show_envvar = True
+        for option in _options(command):
+            option.envvar = f"{ENVIRONMENT_PREFIX}_{_long_name(option).replace('-', '_').upper()}"
+            option.show_envvar = True
         return command
 
     return decorate

@@ -8,6 +8,8 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1_024
+MAX_METADATA_BYTES = 64 * 1024
+MAX_REQUEST_ID_CHARS = 128
 MAX_NESTING = 64
 """Depth of lists and objects in a request body."""
 
@@ -17,6 +19,10 @@ HELLO_TIMEOUT_S = 5.0
 BEAT_INTERVAL_S = 0.5
 MAX_STREAM_BACKLOG_BYTES = 1024 * 1024
 """Bytes a client may leave unread before its stream is cut."""
+MAX_HELLO_BYTES = 64 * 1024
+"""Bytes a peer may send before its hello is complete."""
+MAX_PROXY_BACKLOG_BYTES = 8 * 1024 * 1024
+"""Bytes a proxy may leave unread on its worker stream before the worker cuts it."""
 
 # --- registry, leases and index ---------------------------------------------------------------------------
 LEASE_S = 5.0
@@ -26,15 +32,54 @@ INDEX_DEADLINE_S = 0.030
 INDEX_WRITE_TIMEOUT_S = 1.0
 REANNOUNCE_JITTER_S = 5.0
 """A new incarnation after a fault spreads its announcement over this time."""
+INDEX_CONNECT_TIMEOUT_S = 1.0
+INDEX_CONNECTIONS = 16
+"""Most connections of one process to Redis; a call takes well under a millisecond."""
 MAX_APPLY_HASHES = 256
+MAX_MATCH_BLOCKS = 16_384
+"""Index blocks of one match: a prompt of a million tokens; deeper ones are not looked up."""
+
+# --- worker engine ----------------------------------------------------------------------------------------
+MAX_STEP_TOKENS = 512
+"""Tokens computed in one engine step: decodes first, prefill chunks take the rest."""
+MAX_RUNNING_REQUESTS = 256
+"""Below MAX_STEP_TOKENS by far, so that decodes never starve the oldest prefill."""
+MAX_WAITING_REQUESTS = 1_024
+ENGINE_STOP_TIMEOUT_S = 3.0
+"""A worker that ends waits this long for its current step."""
+CLOSE_TIMEOUT_S = 1.0
+"""Time for the last frames to reach their peers when a worker ends."""
+INDEX_RETRY_S = 0.25
+"""Pause before an index write that failed is sent again."""
 
 # --- tokenizer --------------------------------------------------------------------------------------------
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 TOKENIZE_INLINE_CHARS = 2_048
 """Uncached text up to this length is tokenized on the event loop (under 0.5 ms); more goes to a thread."""
 TOKENIZE_THREADS = 2
+PIECE_CACHE_BYTES = 64 * 1024 * 1024
+"""Memory of one renderer's memoised pieces of prompt, text and ids together."""
+MAX_PROMPT_CHARS = 64 * 1024 * 1024
+"""Most characters a chat template may write: one that repeats the tools with every message multiplies a body."""
+OFFLOAD_BODY_BYTES = 64 * 1024
+"""Bodies from this size on are parsed and rendered in a thread (0.35 ms of rendering)."""
+TOKENIZER_FETCH_TIMEOUT_S = 60.0
 
 # --- upstream ---------------------------------------------------------------------------------------------
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MOST_S = 2.0
+WORKER_SILENCE_S = 10.0
+"""A worker that sends no frame at all for this long (20 beats) is taken for lost and its stream is cut."""
+END_WAIT_S = 1.0
+"""Wait for a worker's last word after an abort on a stop string; the usage in it is the true one."""
+SECRET_READ_S = 5.0
+
+# --- proxy ------------------------------------------------------------------------------------------------
+CLIENT_DRAIN_S = 30.0
+"""Wait for a client to read the end of a finished stream."""
+SHUTDOWN_GRACE_S = 3.0
+"""Requests in flight may run this long after SIGTERM."""
+RETRY_AFTER_S = 1
+SAME_WARNING_S = 10.0
+"""A warning that repeats is logged once in this time."""

@@ -19,11 +19,12 @@ def die_with_parent(death_signal: signal.Signals) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def _prepare(parent: int, niceness: int) -> Callable[[], None]:
     """Runs in the child between fork and exec."""
 
     def prepare() -> None:
         die_with_parent(signal.SIGKILL)
+        os.nice(niceness)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -31,10 +32,11 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 
 def spawn(
-    arguments: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
+    arguments: Sequence[str], *, environment: Mapping[str, str] | None = None, niceness: int = 0, **options: Any
 ) -> subprocess.Popen[bytes]:
     """Starts a child in a process group of its own: Ctrl-C reaches the parent alone, which ends its children in order.
 
+    `niceness` is added to the parent's: a higher one leaves the cores to others first.
     Call it from the main thread: the death signal is tied to the thread that forks.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -42,7 +44,7 @@ def spawn(
     return subprocess.Popen(
         list(arguments),
         env=dict(environment) if environment is not None else None,
-        preexec_fn=_die_with(os.getpid()),
+        preexec_fn=_prepare(os.getpid(), niceness),
         process_group=0,
         **options,
     )

@@ -43,9 +43,9 @@ class Stack:
             end(child.process, patience_s=_PATIENCE_S)
             child.printer.join(_PATIENCE_S)
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], *, niceness: int = 0) -> None:
         """Starts one child; its output appears on stderr with `name` before each line."""
-        process = spawn(command, environment=environment, stdout=PIPE, stderr=STDOUT)
+        process = spawn(command, environment=environment, niceness=niceness, stdout=PIPE, stderr=STDOUT)
         printer = threading.Thread(target=_print_lines, args=(name, process), name=f"lines of {name}", daemon=True)
         printer.start()
         self._children.append(_Child(name=name, process=process, printer=printer))

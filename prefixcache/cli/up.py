@@ -30,6 +30,8 @@ from prefixcache.errors import ConfigError, Unavailable
 _HOST = "127.0.0.1"
 _DEMO = "demo"
 _POLL_S = 0.1
+_WORKER_NICENESS = 5
+"""Workers fill every core; the proxy and the index answer in between within their deadlines."""
 
 
 @settings_command("up", help="Start Valkey, workers and a proxy on this machine; Ctrl-C ends them all.")
@@ -51,7 +53,8 @@ def up(port: int, workers: int, model: str, redis: str | None, start_timeout: fl
         threads = max(1, usable_cores() // workers)
         for number in range(1, workers + 1):
             command = [*program_command("worker"), "--model", str(folder), "--name", f"worker-{number}"]
-            stack.start(f"worker-{number}", [*command, "--threads", str(threads)], environment)
+            command += ["--threads", str(threads)]
+            stack.start(f"worker-{number}", command, environment, niceness=_WORKER_NICENESS)
         stack.start("proxy", [*program_command("proxy"), "--host", _HOST, "--port", str(port)], environment)
         if _wait_until_ready(stack, stop, port, workers, start_timeout):
             _print_ready(port, folder.name)

@@ -14,9 +14,9 @@ from prefixcache.config import settings_command
 def _program(seen: dict[str, object]) -> click.Command:
     @settings_command("demo", help="A program.")
     @click.option("--port", type=int, default=1, help="A port.")
-    @click.option("--key-prefix", default="p", help="A prefix.")
-    def program(port: int, key_prefix: str) -> None:
-        seen.update(port=port, key_prefix=key_prefix)
+    @click.option("--key-prefix", "prefix", default="p", help="A prefix.")
+    def program(port: int, prefix: str) -> None:
+        seen.update(port=port, key_prefix=prefix)
 
     return program
 
@@ -35,6 +35,7 @@ def test_each_source_wins_over_the_one_below(tmp_path: Path) -> None:
     assert _run(["--config", str(file)])[0] == {"port": 2, "key_prefix": "f"}
     assert _run(["--config", str(file)], environment)[0] == {"port": 3, "key_prefix": "f"}
     assert _run(["--config", str(file), "--port", "4"], environment)[0] == {"port": 4, "key_prefix": "f"}
+    assert _run([], {"PREFIXCACHE_KEY_PREFIX": "e"})[0] == {"port": 1, "key_prefix": "e"}
     assert _run([], {"PREFIXCACHE_CONFIG": str(file)})[0] == {"port": 2, "key_prefix": "f"}
 
 

@@ -61,6 +61,12 @@ def test_end_asks_first_and_then_insists(command: list[str], patience_s: float, 
     end(child, patience_s=patience_s)
 
 
+def test_a_child_can_be_nicer_than_its_parent() -> None:
+    child = spawn([sys.executable, "-c", "import os; print(os.nice(0))"], niceness=3, stdout=subprocess.PIPE)
+    output, _ = child.communicate()
+    assert int(output) == os.nice(0) + 3
+
+
 def test_children_are_spawned_from_the_main_thread_only() -> None:
     caught: list[BaseException] = []
 

@@ -30,7 +30,7 @@ def test_programs_run_as_modules_without_the_working_directory(package: str) -> 
 @pytest.mark.parametrize("origin", ["/elsewhere/site-packages/proxy/__init__.py", None])
 def test_a_package_of_another_distribution_is_refused(monkeypatch: pytest.MonkeyPatch, origin: str | None) -> None:
     spec = importlib.machinery.ModuleSpec("proxy", None, origin=origin)
-    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda _name: spec)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: spec)
     with pytest.raises(ConfigError, match="hidden by another distribution"):
         programs.program_command("proxy")
 

@@ -1,0 +1,83 @@
+"""The invariants of an index in Redis, checked on everything that stands under a namespace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from prefixcache.errors import IntegrityError
+from prefixcache.index.keys import FIRST_BITS, INLINE_CLAIMS, LONG_CLAIMS, LONG_MARKER, NamespaceKeys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """All keys of a namespace by their type; `live` holds the incarnations that have a lease entry."""
+
+    hashes: Mapping[str, Mapping[bytes, bytes]]
+    strings: Mapping[str, bytes]
+    live: Set[int]
+
+
+def check_content(keys: NamespaceKeys, content: Content) -> None:
+    """Raises IntegrityError for the first invariant that does not hold."""
+    meta = content.hashes.get(keys.meta, {})
+    bits, split = int(meta.get(b"k", FIRST_BITS)), int(meta.get(b"split", 0))
+    held: Counter[int] = Counter()
+    num_fields = 0
+    long_runs: set[str] = set()
+    for name, fields in content.hashes.items():
+        if name in (keys.meta, keys.batches, keys.claims_held):
+            continue
+        bucket_bits, number = _bucket_of_name(keys, name, bits, split)
+        for field, value in fields.items():
+            num_fields += 1
+            block = _block_hash(name, bucket_bits, number, field)
+            if value == LONG_MARKER:
+                long_run = f"{keys.long_runs}{block:016x}"
+                long_runs.add(long_run)
+                value = content.strings.get(long_run, b"")
+                _require(
+                    len(value) // 4 >= LONG_CLAIMS, f"{long_run}: {len(value) // 4} claims, few enough for a bucket"
+                )
+            else:
+                _require(len(value) // 4 <= INLINE_CLAIMS, f"{name}: {len(value) // 4} claims in one field")
+            held.update(_incarnations(name, value))
+    _require(
+        set(content.strings) == long_runs, f"long runs {set(content.strings) ^ long_runs} without their other half"
+    )
+    _require(num_fields == int(meta.get(b"fields", 0)), f"{num_fields} fields, counted {meta.get(b'fields')!r}")
+    counted = {int(name): int(count) for name, count in content.hashes.get(keys.claims_held, {}).items()}
+    _require(counted == dict(held), f"claims stored {dict(held)}, counted {counted}")
+    batches = {int(name) for name in content.hashes.get(keys.batches, {})}
+    _require(batches == content.live, f"incarnations with a lease {content.live}, with a batch number {batches}")
+
+
+def _require(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise IntegrityError(complaint)
+
+
+def _bucket_of_name(keys: NamespaceKeys, name: str, bits: int, split: int) -> tuple[int, int]:
+    """Bits and number in a bucket's key, which must be one that the present shape of the index has."""
+    _require(name.startswith(keys.buckets), f"{name}: not a key of the index")
+    bucket_bits, number = (int(part) for part in name[len(keys.buckets) :].split(":"))
+    exists = (bucket_bits == bits and split <= number < 2**bits) or (bucket_bits == bits + 1 and number < 2 * split)
+    _require(exists, f"{name}: no bucket of an index with k = {bits}, split = {split}")
+    return bucket_bits, number
+
+
+def _block_hash(name: str, bucket_bits: int, number: int, field: bytes) -> int:
+    """The hash behind a field: its first byte stands in the bucket's number, as do the leading bits of the rest."""
+    _require(len(field) == 7, f"{name}: field {field.hex()} has not 7 bytes")
+    block = (number >> (bucket_bits - 8)) << 56 | int.from_bytes(field, "big")
+    _require(block >> (64 - bucket_bits) == number, f"{name}: field {field.hex()} belongs into another bucket")
+    return block
+
+
+def _incarnations(name: str, run: bytes) -> list[int]:
+    claims = [int.from_bytes(run[at : at + 4], "big") for at in range(0, len(run), 4)]
+    incarnations = [claim >> 2 for claim in claims]
+    _require(len(run) % 4 == 0 and len(run) > 0, f"{name}: a run of {len(run)} bytes")
+    _require(claims == sorted(claims) and len(set(incarnations)) == len(incarnations), f"{name}: {claims} not sorted")
+    return incarnations

@@ -1,0 +1,95 @@
+"""Every Redis key of the project. P is the deployment's key prefix, {ns} the namespace and at once the hash tag.
+
+    key                       type    holds                                         lives              written by
+    P:{ns}:meta               HASH    index_id, scheme, last_id, fields, k, split   for ever           register, apply
+    P:{ns}:live               ZSET    incarnation -> end of lease, ms Redis time    until retired      and renew, retire
+    P:{ns}:seq                HASH    incarnation -> number of its last batch       until retired      register, apply
+    P:{ns}:n                  HASH    incarnation -> claims it holds in buckets     while above 0      apply
+    P:{ns}:b:<bits>:<number>  HASH    last 7 bytes of a block's hash -> its claims  while it has some  apply
+    P:{ns}:h:<hash>           STRING  claims of an index block with many holders    while it has many  apply
+    P:reg                     HASH    worker id -> its record, JSON                 until withdrawn    RedisRegistry
+    P:secret                  STRING  deployment secret, seed of every root hash    for ever           RedisStore
+
+No key has a TTL: a lease is a score, so that an expired one can come back. All keys of a namespace lie in one slot of a
+Redis Cluster; scripts get `meta` as KEYS[1] and build the others from it, and use neither P:reg nor P:secret.
+
+Buckets grow by linear hashing. The number of a block's bucket is the top k bits of its hash; if that is below `split`,
+that bucket was divided already and the top k + 1 bits count:
+
+    k = 8, split = 2        b:9:0 b:9:1 b:9:2 b:9:3 | b:8:2  b:8:3  ...  b:8:255
+                            \\__ of 0 __/ \\__ of 1 __/   ^ divided next; after 255: k = 9, split = 0
+
+A value is a sorted run of claims, u32 big-endian `incarnation << 2 | tier`. A 13th holder moves the run to h:<hash> and
+leaves the marker ffffffff in the bucket; with fewer than 8 left it moves back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefixcache.errors import ConfigError
+
+DEFAULT_KEY_PREFIX = "prefixcache"
+
+FIRST_BITS = 8
+"""k of an empty index: a field keeps the hash without its first byte, which the bucket number therefore must have."""
+FIELDS_PER_BUCKET = 48
+"""Mean number of fields at which a bucket is divided: stays a listpack, 17.6-20 bytes a block at one holder."""
+INLINE_CLAIMS = 12
+"""Most claims of one block inside the bucket."""
+LONG_CLAIMS = 8
+"""Fewest claims of one block in a key of its own."""
+LONG_MARKER = b"\xff\xff\xff\xff"
+INCARNATION_BITS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceKeys:
+    """The keys of one namespace."""
+
+    key_prefix: str
+    namespace: str
+
+    @property
+    def base(self) -> str:
+        return f"{self.key_prefix}:{{{self.namespace}}}"
+
+    @property
+    def meta(self) -> str:
+        return f"{self.base}:meta"
+
+    @property
+    def live(self) -> str:
+        return f"{self.base}:live"
+
+    @property
+    def batches(self) -> str:
+        return f"{self.base}:seq"
+
+    @property
+    def claims_held(self) -> str:
+        return f"{self.base}:n"
+
+    @property
+    def buckets(self) -> str:
+        """What the keys of all buckets begin with; <bits>:<number> follows."""
+        return f"{self.base}:b:"
+
+    @property
+    def long_runs(self) -> str:
+        """What the keys of all long runs begin with; 16 hex digits of the block's hash follow."""
+        return f"{self.base}:h:"
+
+
+def registry_key(key_prefix: str) -> str:
+    return f"{key_prefix}:reg"
+
+
+def secret_key(key_prefix: str) -> str:
+    return f"{key_prefix}:secret"
+
+
+def check_key_prefix(key_prefix: str) -> None:
+    """Raises ConfigError for a prefix that would move the hash tag or break a line of a log."""
+    if not key_prefix or not key_prefix.isprintable() or set(key_prefix) & set("{} "):
+        raise ConfigError(f"key prefix {key_prefix!r} must be printable, without blanks, '{{' and '}}'")

@@ -1,0 +1,93 @@
+"""The registry of workers in Redis."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from prefixcache.index.keys import INCARNATION_BITS, NamespaceKeys, registry_key
+from prefixcache.index.redis_client import RedisClient
+from prefixcache.limits import INDEX_WRITE_TIMEOUT_S
+from prefixcache.registry import Registry, WorkerRecord
+
+logger = logging.getLogger(__name__)
+
+_COMPLAINT_INTERVAL_S = 60.0
+_NAMESPACE = re.compile(r"[0-9a-f]{16}")
+
+
+class RedisRegistry(Registry):
+    """One HASH, worker id -> JSON record, read whole; leases are those of the index."""
+
+    def __init__(self, client: RedisClient, key_prefix: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._key_prefix = key_prefix
+        self._key = registry_key(key_prefix)
+        self._clock = clock
+        self._complained_at: float | None = None
+
+    async def announce(self, record: WorkerRecord) -> None:
+        content = msgspec.json.encode(record)
+        await self._client.command("HSET", self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
+
+    async def withdraw(self, worker_id: str) -> None:
+        await self._client.command("HDEL", self._key, worker_id, deadline_s=INDEX_WRITE_TIMEOUT_S)
+
+    async def live_workers(self) -> Sequence[WorkerRecord]:
+        contents = await self._client.command("HGETALL", self._key, deadline_s=INDEX_WRITE_TIMEOUT_S)
+        by_namespace: dict[str, list[WorkerRecord]] = defaultdict(list)
+        malformed: list[str] = []
+        for worker_id, content in contents.items():
+            try:
+                record = _decode(worker_id, content)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+                malformed.append(f"{worker_id!r} ({error})")
+            else:
+                by_namespace[record.namespace].append(record)
+        if malformed:
+            self._complain(malformed)
+        return await self._with_lease(by_namespace)
+
+    async def _with_lease(self, by_namespace: dict[str, list[WorkerRecord]]) -> list[WorkerRecord]:
+        if not by_namespace:
+            return []
+        commands: list[list[str | int]] = [["TIME"]]
+        for namespace, records in by_namespace.items():
+            live = NamespaceKeys(key_prefix=self._key_prefix, namespace=namespace).live
+            commands.append(["ZMSCORE", live, *(record.incarnation for record in records)])
+        (seconds, microseconds), *leases = await self._client.commands(commands, deadline_s=INDEX_WRITE_TIMEOUT_S)
+        now_ms = seconds * 1_000 + microseconds // 1_000
+        return [
+            record
+            for records, expiries in zip(by_namespace.values(), leases, strict=True)
+            for record, expiry in zip(records, expiries, strict=True)
+            if expiry is not None and expiry > now_ms
+        ]
+
+    def _complain(self, malformed: list[str]) -> None:
+        now = self._clock()
+        if self._complained_at is None or now - self._complained_at >= _COMPLAINT_INTERVAL_S:
+            self._complained_at = now
+            logger.warning("%d malformed worker records ignored, the first is %s", len(malformed), malformed[0])
+
+
+def _decode(worker_id: bytes, content: bytes) -> WorkerRecord:
+    """Raises ValueError (msgspec's errors are some) for a record that no proxy could use."""
+    record = msgspec.json.decode(content, type=WorkerRecord)
+    if record.worker_id != worker_id.decode():
+        raise ValueError(f"the record names itself {record.worker_id!r}")
+    if not _NAMESPACE.fullmatch(record.namespace):
+        raise ValueError(f"namespace {record.namespace!r} is not 16 hex digits")
+    if (
+        record.block_size <= 0
+        or record.stride <= 0
+        or not record.served_names
+        or not 0 < record.incarnation < 2**INCARNATION_BITS
+    ):
+        raise ValueError("block size, stride, incarnation or served names are out of range")
+    return record

@@ -1,0 +1,78 @@
+"""One Redis or Valkey, by its URL: prefix index, registry and deployment secret."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from prefixcache.errors import IndexUnavailable
+from prefixcache.index.base import PrefixIndex
+from prefixcache.index.keys import DEFAULT_KEY_PREFIX, NamespaceKeys, check_key_prefix, secret_key
+from prefixcache.index.redis_client import RedisClient
+from prefixcache.index.redis_index import RedisIndex
+from prefixcache.index.redis_registry import RedisRegistry
+from prefixcache.limits import INDEX_DEADLINE_S, INDEX_WRITE_TIMEOUT_S
+from prefixcache.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+_SECRET_BYTES = 32
+
+
+class RedisStore:
+    """What one deployment keeps in Redis. A call raises IndexUnavailable when no answer comes within its deadline."""
+
+    def __init__(self, client: RedisClient, key_prefix: str, match_deadline_s: float) -> None:
+        self._client = client
+        self._key_prefix = key_prefix
+        self._match_deadline_s = match_deadline_s
+        self._indexes: dict[str, RedisIndex] = {}
+        self._registry = RedisRegistry(client, key_prefix)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, url: str, *, key_prefix: str = DEFAULT_KEY_PREFIX, match_deadline_s: float = INDEX_DEADLINE_S
+    ) -> AsyncIterator[RedisStore]:
+        """The store behind redis://, rediss:// or unix://; the server need not be up. Raises ConfigError."""
+        check_key_prefix(key_prefix)
+        client = RedisClient(url)
+        try:
+            yield cls(client, key_prefix, match_deadline_s)
+        finally:
+            await client.aclose()
+
+    def index(self, namespace: str) -> PrefixIndex:
+        """The index of a namespace; always the same object, which knows the incarnations registered through it."""
+        if namespace not in self._indexes:
+            keys = NamespaceKeys(key_prefix=self._key_prefix, namespace=namespace)
+            self._indexes[namespace] = RedisIndex(self._client, keys, match_deadline_s=self._match_deadline_s)
+        return self._indexes[namespace]
+
+    def registry(self) -> Registry:
+        return self._registry
+
+    async def deployment_secret(self, configured: bytes | None) -> bytes:
+        """The seed secret of all root hashes: what stands in Redis, else `configured`, else a new random one.
+
+        A proxy that calls it again with the secret it has puts that back after the store was emptied, and learns it
+        when another one stands there.
+        """
+        candidate = configured or secrets.token_bytes(_SECRET_BYTES)
+        key = secret_key(self._key_prefix)
+        _, standing = await self._client.commands(
+            [("SET", key, candidate, "NX"), ("GET", key)], deadline_s=INDEX_WRITE_TIMEOUT_S
+        )
+        if standing is None:
+            raise IndexUnavailable(f"Redis at {self._client.place} lost the deployment secret while it was read")
+        if configured is not None and standing != configured:
+            logger.warning(
+                "Redis at %s holds another deployment secret than the one given: using it", self._client.place
+            )
+        return bytes(standing)
+
+    async def ping(self) -> None:
+        """Returns if Redis answers."""
+        await self._client.command("PING", deadline_s=INDEX_WRITE_TIMEOUT_S)

@@ -1,0 +1,75 @@
+"""An index together with what a test does to the store behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from prefixcache.index.base import PrefixIndex
+from prefixcache.index.keys import FIELDS_PER_BUCKET, NamespaceKeys
+from prefixcache.index.redis_client import RedisClient
+from prefixcache.index.redis_index import RedisIndex
+from prefixcache.limits import LEASE_S
+from tests.support.memory_index import MemoryIndex
+from tests.support.valkey import Server
+
+MATCH_DEADLINE_S = 1.0
+"""Generous: machines that run tests are busy, and what is tested is not their speed."""
+KEYS = NamespaceKeys(key_prefix="test", namespace="0123456789abcdef")
+
+
+class World(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def index(self) -> PrefixIndex: ...
+
+    def expire(self, incarnation: int) -> None:
+        """Lets the lease run out now."""
+
+    def flush(self) -> None:
+        """FLUSHALL."""
+
+
+class MemoryWorld:
+    name = "memory"
+
+    def __init__(self, *, lease_s: float = LEASE_S) -> None:
+        self.index = MemoryIndex(lease_s=lease_s)
+
+    def expire(self, incarnation: int) -> None:
+        self.index.expire(incarnation)
+
+    def flush(self) -> None:
+        self.index.flush()
+
+
+class RedisWorld:
+    def __init__(self, server: Server, index: RedisIndex) -> None:
+        self.name = server.name
+        self.index = index
+        self._server = server
+
+    def expire(self, incarnation: int) -> None:
+        self._server.command("ZADD", KEYS.live, "XX", 1, incarnation)
+
+    def flush(self) -> None:
+        self._server.flush()
+
+
+@asynccontextmanager
+async def redis_world(
+    server: Server, *, lease_s: float = LEASE_S, fields_per_bucket: int = FIELDS_PER_BUCKET
+) -> AsyncIterator[RedisWorld]:
+    """An index on a server, closed at the end and found intact."""
+    client = RedisClient(server.url)
+    try:
+        index = RedisIndex(
+            client, KEYS, match_deadline_s=MATCH_DEADLINE_S, lease_s=lease_s, fields_per_bucket=fields_per_bucket
+        )
+        yield RedisWorld(server, index)
+        await index.check_integrity()
+    finally:
+        await client.aclose()

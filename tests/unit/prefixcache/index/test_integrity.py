@@ -1,0 +1,118 @@
+"""Every invariant is really looked at: each broken content below is found."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+from prefixcache.errors import IntegrityError
+from prefixcache.index.integrity import Content, check_content
+from prefixcache.index.keys import LONG_MARKER, NamespaceKeys
+
+KEYS = NamespaceKeys(key_prefix="p", namespace="0123456789abcdef")
+FIELD = bytes([0x80, 1, 2, 3, 4, 5, 6])
+OTHER = bytes([0x7F, 1, 2, 3, 4, 5, 6])
+LONG_RUN = f"{KEYS.long_runs}0380010203040506"
+
+
+def run_of(*incarnations: int) -> bytes:
+    return b"".join((incarnation << 2).to_bytes(4, "big") for incarnation in incarnations)
+
+
+def sound() -> Content:
+    """Bucket 0 of 256 is divided; block 0080.. has two holders, block 0380.. has eight."""
+    return deepcopy(
+        Content(
+            hashes={
+                KEYS.meta: {b"k": b"8", b"split": b"1", b"fields": b"2", b"index_id": b"x"},
+                KEYS.batches: {b"1": b"4", b"2": b"1"},
+                KEYS.claims_held: {b"1": b"2", **{b"%d" % n: b"1" for n in range(3, 10)}, b"2": b"1"},
+                f"{KEYS.buckets}9:1": {FIELD: run_of(1, 2)},
+                f"{KEYS.buckets}8:3": {FIELD: LONG_MARKER},
+            },
+            strings={LONG_RUN: run_of(1, *range(3, 10))},
+            live={1, 2},
+        )
+    )
+
+
+def broken(name: str) -> Content:
+    content = sound()
+    hashes = {key: dict(fields) for key, fields in content.hashes.items()}
+    strings = dict(content.strings)
+    live = set(content.live)
+    bucket, long_bucket = hashes[f"{KEYS.buckets}9:1"], hashes[f"{KEYS.buckets}8:3"]
+    match name:
+        case "fields miscounted":
+            hashes[KEYS.meta][b"fields"] = b"3"
+        case "claims miscounted":
+            hashes[KEYS.claims_held][b"1"] = b"1"
+        case "count of an incarnation without claims":
+            hashes[KEYS.claims_held][b"77"] = b"0"
+        case "run out of order":
+            bucket[FIELD] = run_of(2, 1)
+        case "incarnation twice in a run":
+            bucket[FIELD] = run_of(1, 2, 2)
+        case "run cut short":
+            bucket[FIELD] = run_of(1, 2)[:7]
+        case "empty run":
+            bucket[FIELD] = b""
+        case "field in the wrong half":
+            bucket[OTHER] = bucket.pop(FIELD)
+        case "field of a wrong length":
+            bucket[FIELD[:6]] = bucket.pop(FIELD)
+        case "bucket that was divided":
+            hashes[f"{KEYS.buckets}8:0"] = hashes.pop(f"{KEYS.buckets}9:1")
+        case "bucket of a later shape":
+            hashes[f"{KEYS.buckets}9:6"] = hashes.pop(f"{KEYS.buckets}8:3")
+        case "marker without its long run":
+            strings.clear()
+        case "long run without its marker":
+            long_bucket.clear()
+            hashes[KEYS.meta][b"fields"] = b"1"
+        case "short run in a key of its own":
+            strings[LONG_RUN] = run_of(*range(3, 10))
+            hashes[KEYS.claims_held][b"1"] = b"1"
+        case "long run in a bucket":
+            bucket[FIELD] = run_of(*range(1, 14))
+        case "lease without a batch number":
+            live.add(9)
+        case "batch number without a lease":
+            live.discard(2)
+        case "stray key":
+            hashes[f"{KEYS.base}:other"] = {b"a": b"b"}
+    return Content(hashes=hashes, strings=strings, live=live)
+
+
+def test_sound_content_passes() -> None:
+    check_content(KEYS, sound())
+    check_content(KEYS, Content(hashes={}, strings={}, live=set()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fields miscounted",
+        "claims miscounted",
+        "count of an incarnation without claims",
+        "run out of order",
+        "incarnation twice in a run",
+        "run cut short",
+        "empty run",
+        "field in the wrong half",
+        "field of a wrong length",
+        "bucket that was divided",
+        "bucket of a later shape",
+        "marker without its long run",
+        "long run without its marker",
+        "short run in a key of its own",
+        "long run in a bucket",
+        "lease without a batch number",
+        "batch number without a lease",
+        "stray key",
+    ],
+)
+def test_broken_content_is_found(name: str) -> None:
+    with pytest.raises(IntegrityError):
+        check_content(KEYS, broken(name))
