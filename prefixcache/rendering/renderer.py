@@ -1,0 +1,144 @@
+"""Chat messages to prompt to token ids, as the model's own files say: the one path for every program."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from prefixcache.errors import InvalidRequest
+from prefixcache.rendering.control_tokens import ControlTokens, unmark
+from prefixcache.rendering.detokenizer import Detokenizer
+from prefixcache.rendering.detokenizers import detokenizer_factory
+from prefixcache.rendering.encoder import Encoder
+from prefixcache.rendering.pieces import Piece
+from prefixcache.rendering.template import ChatTemplate
+from prefixcache.rendering.tokenizer_config import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE, TokenizerConfig
+from prefixcache.rendering.tokenizer_files import TokenizerFiles
+from prefixcache.rendering.vocabulary import Vocabulary
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""Roles a message may have. Templates build control tokens from a role ("<|" + role + "|>"), so it is never free."""
+
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Names under which clients send a message's reasoning; templates read the first or the second."""
+
+_PROMPT_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPrompt:
+    """What a chat template made of a request, before it is tokenized."""
+
+    text: str
+    pieces: tuple[Piece, ...]
+    """The same text, cut where it is encoded apart; made for the renderer that rendered it."""
+
+
+class Renderer:
+    """One model's chat templates and tokenizer. The constructor blocks for 0.1 to 1 s; methods are thread-safe.
+
+    Raises ConfigError for files it cannot use. A model without any template can still detokenize.
+    """
+
+    def __init__(self, files: TokenizerFiles, *, clock: Callable[[], datetime] = datetime.now) -> None:
+        config = TokenizerConfig.from_files(files)
+        self._clock = clock
+        self._special_tokens = config.special_tokens
+        self._templates = {name: ChatTemplate(source) for name, source in config.chat_templates.items()}
+        literals = frozenset[str]().union(*(template.literals for template in self._templates.values()))
+        vocabulary = Vocabulary.load(files, config, literals)
+        self.vocab_size = vocabulary.vocab_size
+        self._control = ControlTokens(vocabulary.control)
+        self._encoder = Encoder(vocabulary)
+        self._new_detokenizer = detokenizer_factory(vocabulary.tokenizer)
+
+    @property
+    def prints_date(self) -> bool:
+        """Whether a template writes today's date: its prompts share nothing with yesterday's."""
+        return any(template.prints_date for template in self._templates.values())
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """The prompt for a chat: plain JSON data in, text out. Work is bounded by the size of both.
+
+        The caller's strings never become control tokens. Raises InvalidRequest for messages the template refuses, an
+        unknown role, an argument under a name the template's environment uses, and text that is not Unicode.
+        """
+        template = self._template(with_tools=tools is not None)
+        try:
+            variables = {
+                **self._special_tokens,
+                **self._arguments(template, template_arguments or {}),
+                "messages": self._messages(messages),
+                "tools": self._control.mark(tools),
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        except RecursionError as error:
+            raise InvalidRequest("the messages or tools are nested too deeply", param="messages") from error
+        prompt = unmark(template.render(variables, self._clock()))
+        if not _is_unicode(prompt.text):
+            raise InvalidRequest("a message holds an unpaired surrogate, which is not Unicode text", param="messages")
+        return RenderedPrompt(text=prompt.text, pieces=self._encoder.cut(prompt))
+
+    def encode(self, prompt: RenderedPrompt) -> array[int]:
+        """Token ids of a prompt; blocking. A template writes its own first token: none is added here."""
+        return self._encoder.encode(prompt.pieces)
+
+    def uncached_chars(self, prompt: RenderedPrompt) -> int:
+        """Characters that `encode` would have to tokenize now; the others it remembers."""
+        return self._encoder.uncached_chars(prompt.pieces)
+
+    def detokenizer(self) -> Detokenizer:
+        """A new one, for one stream of output ids."""
+        return self._new_detokenizer()
+
+    def _template(self, *, with_tools: bool) -> ChatTemplate:
+        if with_tools and TOOL_USE_TEMPLATE in self._templates:
+            return self._templates[TOOL_USE_TEMPLATE]
+        if DEFAULT_TEMPLATE not in self._templates:
+            raise InvalidRequest("this model has no chat template, so it cannot answer messages", param="messages")
+        return self._templates[DEFAULT_TEMPLATE]
+
+    def _messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        if not messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+        return [self._message(index, message) for index, message in enumerate(messages)]
+
+    def _message(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str) or role not in ROLES:
+            raise InvalidRequest(
+                f"messages[{index}] must have a role among {', '.join(sorted(ROLES))}", param="messages"
+            )
+        # Clients send `"content": null`; templates know a missing key better than None.
+        present = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((present[key] for key in _REASONING_KEYS if key in present), None)
+        if reasoning is not None:
+            present = {"thinking": reasoning, **present, "reasoning_content": reasoning}
+        marked: dict[str, Any] = self._control.mark(present)
+        marked["role"] = role
+        return marked
+
+    def _arguments(self, template: ChatTemplate, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        taken = _PROMPT_NAMES | template.reserved_names | self._special_tokens.keys()
+        for name in arguments:
+            if name in taken:
+                raise InvalidRequest(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
+        return {name: self._control.mark(value) for name, value in arguments.items()}
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
