@@ -1,0 +1,68 @@
+"""Sizes of the KV cache, and that rows come back from where they were put."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from prefixcache.errors import ConfigError
+from worker.kv_cache import KVCache, KVShape, LayerShape, fit_blocks
+
+SHAPE = KVShape(
+    layers={
+        0: LayerShape(num_kv_heads=3, key_dim=64, value_dim=64),
+        1: LayerShape(num_kv_heads=2, key_dim=24, value_dim=16),
+    },
+    dtype=torch.bfloat16,
+    block_size=16,
+)
+BYTES_PER_TOKEN = 2 * (3 * 128 + 2 * 40)
+BYTES_PER_BLOCK = 16 * BYTES_PER_TOKEN
+
+
+def test_bytes_of_a_token_and_a_block() -> None:
+    assert SHAPE.bytes_per_token == BYTES_PER_TOKEN
+    assert SHAPE.bytes_per_block == BYTES_PER_BLOCK
+
+
+def test_memory_gives_whole_blocks() -> None:
+    memory = 10 * BYTES_PER_BLOCK + BYTES_PER_BLOCK - 1
+    assert fit_blocks(SHAPE, num_blocks=None, kv_memory_bytes=memory, required_tokens=None) == 10
+    assert fit_blocks(SHAPE, num_blocks=None, kv_memory_bytes=memory, required_tokens=160) == 10
+
+
+def test_num_blocks_goes_before_memory() -> None:
+    assert fit_blocks(SHAPE, num_blocks=3, kv_memory_bytes=0, required_tokens=48) == 3
+
+
+def test_memory_below_one_block_is_refused_with_the_need() -> None:
+    with pytest.raises(ConfigError, match=rf"too few for one block of 16 tokens.*{BYTES_PER_BLOCK:,} bytes"):
+        fit_blocks(SHAPE, num_blocks=None, kv_memory_bytes=BYTES_PER_BLOCK - 1, required_tokens=None)
+
+
+def test_memory_below_one_sequence_is_refused_with_the_need() -> None:
+    with pytest.raises(ConfigError, match=rf"hold 160 tokens.*may have 161.*11 blocks \({11 * BYTES_PER_BLOCK:,} b"):
+        fit_blocks(SHAPE, num_blocks=None, kv_memory_bytes=10 * BYTES_PER_BLOCK, required_tokens=161)
+    with pytest.raises(ConfigError, match=r"3 KV blocks hold 48 tokens.*may have 49"):
+        fit_blocks(SHAPE, num_blocks=3, kv_memory_bytes=0, required_tokens=49)
+
+
+def test_memory_the_system_refuses_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="which this machine refuses"):
+        KVCache(SHAPE, 2**45)
+
+
+def test_rows_come_back_in_the_order_of_the_blocks() -> None:
+    cache = KVCache(SHAPE, 4)
+    keys = torch.arange(20 * 2 * 24).view(20, 2, 24).to(torch.bfloat16)
+    values = -torch.arange(20 * 2 * 16).view(20, 2, 16).to(torch.bfloat16)
+    table = [3, 1]
+    slots = torch.tensor([table[position // 16] * 16 + position % 16 for position in range(20)])
+    layer = cache.layers[1]
+    layer.write(slots, keys, values)
+    gathered_keys, gathered_values = layer.gather(torch.tensor(table))
+    assert gathered_keys.shape == (32, 2, 24)
+    assert gathered_values.shape == (32, 2, 16)
+    assert torch.equal(gathered_keys[:20], keys)
+    assert torch.equal(gathered_values[:20], values)
+    assert torch.equal(layer.keys[3], keys[:16])

@@ -1,0 +1,217 @@
+"""What each step computes, decided without a runner or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.requests import generate
+from worker.block_pool import BlockPool
+from worker.runner import RunnerLimits
+from worker.scheduler import MAX_OVERTAKEN, Scheduler, StepPlan
+from worker.sequence import Sequence
+
+BLOCK = 4
+
+
+class Steps:
+    """A scheduler whose steps always succeed and draw the token 99."""
+
+    def __init__(self, *, num_blocks: int = 64, step_tokens: int = 16, max_running: int = 8) -> None:
+        self.pool = BlockPool(num_blocks, stride=1)
+        self.scheduler = Scheduler(self.pool, block_size=BLOCK, step_tokens=step_tokens, max_running=max_running)
+        self._limits = RunnerLimits(
+            block_size=BLOCK,
+            num_blocks=num_blocks,
+            max_model_len=num_blocks * BLOCK,
+            vocab_size=1_000,
+            kv_bytes_per_token=1,
+        )
+
+    def add(self, name: str, prompt: list[int], *, max_tokens: int = 9) -> Sequence:
+        request = generate(name, prompt, max_tokens=max_tokens)
+        sequence = Sequence("owner", request, self._limits, arrived_at=0.0)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> dict[str, int]:
+        """One step; the tokens that each request got in it."""
+        plan = self.scheduler.schedule()
+        shares = self.shares(plan)
+        for share in plan.shares:
+            draws = share.step_share().sample is not None
+            self.scheduler.advance(share)
+            if draws and share.sequence.append(99) is not None:
+                self.scheduler.finish(share.sequence)
+        self.scheduler.check_integrity()
+        return shares
+
+    @staticmethod
+    def shares(plan: StepPlan) -> dict[str, int]:
+        return {share.sequence.id: share.num_tokens for share in plan.shares}
+
+
+@pytest.fixture
+def steps() -> Iterator[Steps]:
+    made = Steps()
+    yield made
+    made.scheduler.check_integrity()
+
+
+def numbers(first: int, count: int) -> list[int]:
+    return list(range(first, first + count))
+
+
+def test_a_prefill_is_cut_into_chunks_that_end_with_a_block(steps: Steps) -> None:
+    steps.add("a", numbers(0, 37))
+    assert [steps.step() for _ in range(4)] == [{"a": 16}, {"a": 16}, {"a": 5}, {"a": 1}]
+
+
+def test_decodes_come_first_and_prefills_share_what_is_left_in_order(steps: Steps) -> None:
+    steps.add("a", numbers(0, 3))
+    steps.step()
+    steps.add("b", numbers(100, 10))
+    steps.add("c", numbers(200, 10))
+    assert steps.step() == {"a": 1, "b": 10, "c": 4}
+    assert steps.step() == {"a": 1, "b": 1, "c": 6}
+
+
+def test_a_request_with_a_known_prefix_computes_only_the_rest(steps: Steps) -> None:
+    steps.add("a", numbers(0, 16))
+    steps.step()
+    b = steps.add("b", [*numbers(0, 12), 500, 501])
+    assert steps.step() == {"a": 1, "b": 2}
+    assert b.cached_tokens == 12
+
+
+def test_an_equal_prompt_still_computes_its_last_block(steps: Steps) -> None:
+    steps.add("a", numbers(0, 16))
+    steps.step()
+    b = steps.add("b", numbers(0, 16))
+    assert steps.step() == {"a": 1, "b": 4}
+    assert b.cached_tokens == 12
+
+
+def test_a_second_request_follows_one_chunk_behind_the_first(steps: Steps) -> None:
+    steps.add("a", numbers(0, 40))
+    b = steps.add("b", [*numbers(0, 36), *numbers(500, 4)])
+    assert steps.step() == {"a": 16}
+    assert steps.step() == {"a": 16}
+    assert steps.step() == {"a": 8}
+    assert steps.step() == {"a": 1, "b": 4}
+    assert b.cached_tokens == 36
+
+
+def test_a_follower_that_runs_already_follows_too(steps: Steps) -> None:
+    a = steps.add("a", numbers(0, 24))
+    b = steps.add("b", [*numbers(0, 24), *numbers(500, 20)])
+    steps.step()
+    steps.scheduler.finish(a)
+    c = steps.add("c", [*numbers(0, 24), *numbers(500, 20), 7])
+    assert steps.step() == {"b": 16}
+    assert steps.step() == {"b": 12}
+    assert steps.step() == {"b": 1, "c": 1}
+    assert (b.cached_tokens, c.cached_tokens) == (16, 44)
+
+
+def test_a_follower_takes_over_when_the_first_one_ends(steps: Steps) -> None:
+    a = steps.add("a", numbers(0, 40))
+    b = steps.add("b", numbers(0, 40))
+    steps.step()
+    steps.step()
+    steps.scheduler.finish(a)
+    assert steps.step() == {"b": 8}
+    assert b.cached_tokens == 32
+
+
+def test_another_prompt_passes_the_one_that_waits_for_a_block(steps: Steps) -> None:
+    steps.add("a", numbers(0, 8))
+    steps.add("b", numbers(0, 12))
+    steps.add("c", numbers(500, 8))
+    assert steps.step() == {"a": 8, "c": 8}
+    assert steps.step() == {"a": 1, "c": 1, "b": 4}
+
+
+def test_only_so_many_are_passed_in_a_step() -> None:
+    steps = Steps(step_tokens=64)
+    steps.add("a", numbers(0, 8))
+    for number in range(MAX_OVERTAKEN + 1):
+        steps.add(f"b{number}", [*numbers(0, 8), number])
+    steps.add("c", numbers(500, 8))
+    assert steps.step() == {"a": 8}
+    assert [sequence.id for sequence in steps.scheduler.waiting][:2] == ["b0", "b1"]
+    steps.scheduler.check_integrity()
+
+
+def test_two_requests_that_need_the_last_block_of_an_equal_prompt_do_not_wait_in_vain(steps: Steps) -> None:
+    steps.add("a", numbers(0, 8))
+    steps.step()
+    steps.add("b", numbers(0, 8))
+    steps.add("c", numbers(0, 8))
+    assert steps.step() == {"a": 1, "b": 4, "c": 4}
+    assert steps.pool.num_in_use == 2 + 1
+
+
+def test_no_more_than_max_running_are_admitted() -> None:
+    steps = Steps(max_running=2)
+    for name in "abc":
+        steps.add(name, [ord(name)])
+    assert steps.step() == {"a": 1, "b": 1}
+    assert steps.step() == {"a": 1, "b": 1}
+    steps.scheduler.check_integrity()
+
+
+def test_a_step_always_has_room_for_a_block_of_prefill() -> None:
+    with pytest.raises(ValueError, match="leave no block"):
+        Steps(step_tokens=10, max_running=7)
+
+
+def test_admission_waits_for_blocks_and_nobody_passes() -> None:
+    steps = Steps(num_blocks=8)
+    a = steps.add("a", numbers(0, 12))
+    steps.add("b", numbers(100, 20))
+    steps.add("c", numbers(200, 1))
+    assert steps.step() == {"a": 12}
+    assert steps.step() == {"a": 1}
+    steps.scheduler.finish(a)
+    assert steps.step() == {"b": 16}
+    assert steps.step() == {"b": 4, "c": 1}
+    steps.scheduler.check_integrity()
+
+
+def test_the_newest_is_preempted_and_comes_back_first() -> None:
+    steps = Steps(num_blocks=6)
+    a = steps.add("a", numbers(0, 7), max_tokens=16)
+    b = steps.add("b", numbers(100, 7), max_tokens=16)
+    c = steps.add("c", numbers(200, 7), max_tokens=16)
+    assert steps.step() == {"a": 7, "b": 7}
+    steps.add("d", numbers(300, 7))
+    while not b.num_preemptions:
+        before = b.num_tokens
+        steps.step()
+    assert (a.num_preemptions, b.num_preemptions, c.num_preemptions) == (0, 1, 0)
+    assert [sequence.id for sequence in steps.scheduler.waiting] == ["b", "c", "d"]
+    assert b.num_tokens == before
+    while a in steps.scheduler.live():
+        steps.step()
+    while b in steps.scheduler.live():
+        steps.step()
+    assert b.num_output_tokens == 16
+    assert c in steps.scheduler.live()
+
+
+def test_a_request_that_fills_the_whole_pool_runs_to_its_end() -> None:
+    steps = Steps(num_blocks=4)
+    a = steps.add("a", numbers(0, 10), max_tokens=6)
+    b = steps.add("b", numbers(0, 15), max_tokens=1)
+    while steps.scheduler.has_work:
+        assert steps.step()
+    assert (a.num_output_tokens, b.num_output_tokens) == (6, 1)
+
+
+def test_finishing_a_waiting_request_takes_it_out_of_the_queue(steps: Steps) -> None:
+    a = steps.add("a", numbers(0, 4))
+    steps.scheduler.finish(a)
+    assert not steps.scheduler.has_work
+    assert steps.scheduler.find("owner", "a") is None

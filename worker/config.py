@@ -1,0 +1,81 @@
+"""Settings of the worker program, checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefixcache.errors import ConfigError
+
+_MEMORY_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server listens or is reached; port 0 asks the system for a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What one worker is told at its start."""
+
+    redis_url: str
+    model: Path
+    worker_id: str
+    listen: Address
+    advertise: Address | None
+    served_names: tuple[str, ...]
+    """Empty for the name of the model's folder."""
+    dtype: str
+    kv_memory_bytes: int
+    num_blocks: int | None
+    """In place of kv_memory_bytes."""
+    max_model_len: int | None
+    threads: int
+    key_prefix: str
+
+
+def parse_address(text: str, *, setting: str) -> Address:
+    """HOST:PORT, an IPv6 host in brackets. Raises ConfigError."""
+    host, separator, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not separator or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535 or (":" in host and not bracketed):
+        raise ConfigError(f"{setting} is {text!r}; it must be HOST:PORT, such as 127.0.0.1:8001 or [::1]:8001")
+    return Address(host=host[1:-1] if bracketed else host, port=int(port))
+
+
+def parse_memory(text: str, *, setting: str) -> int:
+    """Bytes of a size such as 2GiB, 512 MiB, 1.5GB or 1000000. Raises ConfigError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    factor = _MEMORY_UNITS.get(match[2].upper()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"{setting} is {text!r}; it must be a size such as 2GiB, 512MiB or 1.5GB")
+    size_bytes = int(float(match[1]) * factor)
+    if size_bytes <= 0:
+        raise ConfigError(f"{setting} is {text!r}; it must be more than 0 bytes")
+    return size_bytes
+
+
+def unique_worker_id() -> str:
+    """A name that no other worker has, also not an earlier one of the same process id."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def advertised(listening: Address, advertise: Address | None) -> Address:
+    """What others connect to: as told, else where the server listens; a wildcard is replaced by the host's name."""
+    if advertise is not None:
+        return Address(host=advertise.host, port=advertise.port or listening.port)
+    if listening.host in _WILDCARDS:
+        return Address(host=socket.gethostname(), port=listening.port)
+    return listening

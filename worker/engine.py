@@ -1,0 +1,301 @@
+"""The engine: one thread that takes commands, plans a step, lets the runner compute it and hands out what came of it.
+
+    any thread ── submit, abort ──► inbox ──► step thread ── StepOutput ──► on_output
+                                                 │  schedule -> execute -> settle each share
+                                                 └─ sleeps on a condition while there is nothing to do
+
+What goes wrong stays where it happened:
+
+    one share's result is an exception     that request fails
+    the whole step raises                  the requests of that step fail; their blocks of it were never registered
+    the engine's own bookkeeping raises    nothing can be trusted any more: every request fails, the thread ends
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from threading import Condition, Thread
+
+from prefixcache.errors import Unavailable
+from prefixcache.limits import ENGINE_STOP_TIMEOUT_S, MAX_WAITING_REQUESTS
+from prefixcache.metrics import WorkerMetrics
+from prefixcache.protocol import End, EndReason, Fail, FailKind, Generate, Started, StepEntry
+from prefixcache.types import INDEX_STRIDE
+from worker.block_pool import BlockPool
+from worker.index_changes import IndexChanges
+from worker.runner import Runner, RunnerLimits
+from worker.scheduler import PlannedShare, Scheduler, StepPlan
+from worker.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+Owner = Hashable
+"""Whoever submits: its requests' ids are its own, and their events come back under its name."""
+
+Event = Started | StepEntry | End | Fail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy the engine is."""
+
+    step: int
+    """Counts finished steps."""
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What one turn of the step thread made, in the order in which it happened to each request."""
+
+    events: list[tuple[Owner, Event]]
+    load: EngineLoad
+    index_changed: bool
+    """The publisher has something to take."""
+
+
+def effective_limits(limits: RunnerLimits) -> RunnerLimits:
+    """The runner's limits with no longer a context than all blocks together hold: one request must always fit."""
+    return replace(limits, max_model_len=min(limits.max_model_len, limits.num_blocks * limits.block_size))
+
+
+class Engine:
+    """Runs requests on a runner. `on_output` is called from the step thread and must not block."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        metrics: WorkerMetrics,
+        on_output: Callable[[StepOutput], None],
+        stride: int = INDEX_STRIDE,
+        max_waiting: int = MAX_WAITING_REQUESTS,
+        checks_integrity: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits = effective_limits(runner.limits)
+        self._runner = runner
+        self._metrics = metrics
+        self._on_output = on_output
+        self._max_waiting = max_waiting
+        self._checks_integrity = checks_integrity
+        self._clock = clock
+        self._pool = BlockPool(limits.num_blocks, stride=stride)
+        self._scheduler = Scheduler(self._pool, block_size=limits.block_size)
+        self._events: list[tuple[Owner, Event]] = []
+        self._num_steps = 0
+        self._num_evictions = 0
+
+        self._condition = Condition()
+        self._submitted: list[Sequence] = []
+        self._aborted: list[tuple[Owner, str | None]] = []
+        self._stopping = False
+        self._failure: Exception | None = None
+        self._load = EngineLoad(step=0, running=0, waiting=0)
+        self._thread = Thread(target=self._run, name="step", daemon=True)
+
+    # --- for other threads ----------------------------------------------------------------------------------
+
+    @property
+    def index_changes(self) -> IndexChanges:
+        """Thread-safe: what the index must learn of the pool."""
+        return self._pool.index_changes
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the step thread; None while the engine serves."""
+        return self._failure
+
+    @property
+    def is_serving(self) -> bool:
+        return self._thread.is_alive() and not self._stopping and self._failure is None
+
+    @property
+    def load(self) -> EngineLoad:
+        """As of the last step, with the requests that came since counted as waiting."""
+        with self._condition:
+            return self._current_load()
+
+    def start(self) -> None:
+        """Starts the step thread."""
+        self._thread.start()
+
+    def submit(self, owner: Owner, request: Generate) -> int:
+        """Queues a request and returns how many wait before it. Its id must not be live for this owner.
+
+        Raises InvalidRequest or ContextLengthExceeded for what can never be served, Unavailable if too many wait or
+        the engine is ending.
+        """
+        sequence = Sequence(owner, request, self.limits, arrived_at=self._clock())
+        with self._condition:
+            if self._stopping or self._failure is not None:
+                raise Unavailable("the worker is shutting down")
+            position = self._current_load().waiting
+            if position >= self._max_waiting:
+                raise Unavailable(f"{position} requests wait already, the limit is {self._max_waiting}")
+            self._submitted.append(sequence)
+            self._condition.notify()
+        return position
+
+    def abort(self, owner: Owner, request_id: str | None = None) -> None:
+        """Ends a request, or without an id all of this owner's. One that has ended already is passed over."""
+        with self._condition:
+            self._aborted.append((owner, request_id))
+            self._condition.notify()
+
+    def stop(self) -> None:
+        """Ends the step thread after its current step; requests that still live fail as draining.
+
+        Blocks for at most ENGINE_STOP_TIMEOUT_S: a runner that hangs is left behind with its daemon thread.
+        """
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        if self._thread.ident is not None:
+            self._thread.join(ENGINE_STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                logger.error("the current step did not end within %g s", ENGINE_STOP_TIMEOUT_S)
+
+    def _current_load(self) -> EngineLoad:
+        load = self._load
+        return EngineLoad(step=load.step, running=load.running, waiting=load.waiting + len(self._submitted))
+
+    # --- the step thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                if self._scheduler.has_work:
+                    self._step()
+                self._hand_out()
+            self._fail_all("draining", "the worker is shutting down")
+        except Exception as error:
+            logger.critical("engine ends: its bookkeeping failed", exc_info=True)
+            with self._condition:
+                self._failure = error
+                late, self._submitted = self._submitted, []
+            for sequence in [*self._scheduler.live(), *late]:
+                self._report(sequence, Fail(id=sequence.id, kind="worker_fault", message=f"the engine broke: {error}"))
+        self._hand_out()
+
+    def _take_commands(self) -> bool:
+        """Waits until there is something to do and takes the inbox; False when the thread is to end."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._submitted or self._aborted or self._stopping or self._scheduler.has_work
+            )
+            submitted, self._submitted = self._submitted, []
+            aborted, self._aborted = self._aborted, []
+            for sequence in submitted:
+                self._scheduler.add(sequence)
+            self._note_load()
+        for owner, request_id in aborted:
+            for sequence in self._scheduler.live():
+                if sequence.owner == owner and request_id in (None, sequence.id):
+                    self._end(sequence, "aborted")
+        return not self._stopping
+
+    def _note_load(self) -> None:
+        scheduler = self._scheduler
+        self._load = EngineLoad(step=self._num_steps, running=len(scheduler.running), waiting=len(scheduler.waiting))
+
+    def _step(self) -> None:
+        began = self._clock()
+        plan = self._scheduler.schedule()
+        for sequence in plan.admitted:
+            if sequence.started_at is None:
+                sequence.started_at = began
+                self._report(sequence, Started(id=sequence.id, cached_tokens=sequence.cached_tokens))
+        self._metrics.preemptions.inc(len(plan.preempted))
+        for sequence in plan.preempted:
+            logger.info("request %s lost its blocks and will begin again", sequence.id)
+        if plan.admitted or plan.preempted:
+            self._hand_out()
+        self._compute(plan)
+        self._num_steps += 1
+        self._metrics.step_seconds.observe(self._clock() - began)
+        if self._checks_integrity:
+            self._scheduler.check_integrity()
+
+    def _compute(self, plan: StepPlan) -> None:
+        try:
+            results = self._runner.execute([share.step_share() for share in plan.shares])
+            if len(results) != len(plan.shares):
+                raise RuntimeError(f"the runner gave {len(results)} results for {len(plan.shares)} shares")
+        except Exception as error:
+            logger.exception("step of %d requests failed", len(plan.shares))
+            for share in plan.shares:
+                self._fail(share.sequence, "worker_fault", f"the worker's step failed: {error}")
+            return
+        for share, result in zip(plan.shares, results, strict=True):
+            try:
+                self._settle(share, result)
+            except Exception as error:
+                logger.exception("request %s failed in its step", share.sequence.id)
+                self._fail(share.sequence, "worker_fault", f"the worker failed on this request: {error}")
+
+    def _settle(self, share: PlannedShare, result: int | Exception | None) -> None:
+        """Counts a share whose KV was computed and takes its token; raises the error that struck it."""
+        sequence = share.sequence
+        if isinstance(result, Exception):
+            raise result
+        draws = share.num_tokens == sequence.num_uncomputed_tokens
+        if draws != (result is not None):
+            raise RuntimeError(f"the runner drew {result}, but {'a' if draws else 'no'} token was asked for")
+        self._scheduler.advance(share)
+        if result is None:
+            return
+        index = sequence.num_output_tokens
+        reason = sequence.append(result)
+        if sequence.first_token_at is None:
+            sequence.first_token_at = self._clock()
+        self._report(sequence, StepEntry(id=sequence.id, index=index, ids=(result,)))
+        self._metrics.generation_tokens.inc()
+        if reason is not None:
+            self._end(sequence, reason)
+
+    # --- ends of requests -----------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence, reason: EndReason) -> None:
+        self._scheduler.finish(sequence)
+        self._count_ended(sequence, reason)
+        self._report(sequence, End(id=sequence.id, reason=reason, usage=sequence.usage(self._clock())))
+
+    def _fail(self, sequence: Sequence, kind: FailKind, message: str) -> None:
+        self._scheduler.finish(sequence)
+        self._count_ended(sequence, kind)
+        self._report(sequence, Fail(id=sequence.id, kind=kind, message=message))
+
+    def _fail_all(self, kind: FailKind, message: str) -> None:
+        for sequence in self._scheduler.live():
+            self._fail(sequence, kind, message)
+
+    def _count_ended(self, sequence: Sequence, reason: str) -> None:
+        self._metrics.requests.labels(reason).inc()
+        if sequence.started_at is not None:
+            self._metrics.prompt_tokens.inc(sequence.num_prompt_tokens)
+            self._metrics.cached_tokens.inc(sequence.cached_tokens)
+
+    def _report(self, sequence: Sequence, event: Event) -> None:
+        self._events.append((sequence.owner, event))
+
+    def _hand_out(self) -> None:
+        events, self._events = self._events, []
+        with self._condition:
+            self._note_load()
+            load = self._current_load()
+        self._set_gauges(load)
+        self._on_output(StepOutput(events=events, load=load, index_changed=bool(self.index_changes)))
+
+    def _set_gauges(self, load: EngineLoad) -> None:
+        pool, metrics = self._pool, self._metrics
+        metrics.requests_running.set(load.running)
+        metrics.requests_waiting.set(load.waiting)
+        metrics.kv_cache_usage.set(pool.num_in_use / pool.num_blocks)
+        metrics.cached_blocks.set(pool.num_registered)
+        metrics.evictions.inc(pool.num_evictions - self._num_evictions)
+        self._num_evictions = pool.num_evictions

@@ -1,0 +1,139 @@
+"""Loads a causal language model from a folder and knows how long its sequences may become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from prefixcache.cpu import auto_dtype
+from prefixcache.errors import ConfigError
+from worker.attention.backend import AttentionCall
+from worker.model_folder import ModelFolder
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+"""Names that transformers gives to layers whose only state is KV of single tokens, attended to by distance alone."""
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """The dtype behind `--dtype`; auto is bfloat16 where the CPU multiplies it in hardware."""
+    chosen = auto_dtype() if name == "auto" else name
+    if chosen not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is not known; give auto, {' or '.join(DTYPES)}")
+    return DTYPES[chosen]
+
+
+def load_model(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with eager attention, in evaluation mode. Never runs code from the folder, never asks the network.
+
+    Raises ConfigError when transformers cannot load it or its weights are incomplete.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
+    loaded: Any  # a pair with output_loading_info, which transformers' annotation does not say
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder.path,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"model folder {folder.path} cannot be loaded: {type(error).__name__}: {error}") from error
+    model: PreTrainedModel
+    model, report = loaded
+    absent = sorted(report["missing_keys"])
+    if absent:
+        raise ConfigError(
+            f"model folder {folder.path} lacks {len(absent)} weights of {type(model).__name__}, first {absent[0]}: "
+            "it is incomplete or of another architecture"
+        )
+    check_layer_types(model.config, folder.path)
+    model.requires_grad_(False).eval()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
+    return model
+
+
+def vocab_size(model: PreTrainedModel) -> int:
+    """Ids below it are valid input; some configs state another number."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[0]
+
+
+def check_layer_types(config: PreTrainedConfig, path: Path) -> None:
+    """Raises ConfigError when the config names layers whose state is not KV alone; `path` stands in the message."""
+    others = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - _SERVED_LAYER_TYPES)
+    if others:
+        raise ConfigError(
+            f"model folder {path} has layers of type {', '.join(others)}; "
+            "only layers that keep K and V of every token can be cached by prefix"
+        )
+
+
+# --- length -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBound:
+    """Sequences up to `tokens` are computed rightly; longer ones are not, for this reason."""
+
+    tokens: int
+    reason: str
+
+
+def check_length(config: PreTrainedConfig, calls: Mapping[int, AttentionCall], max_model_len: int) -> None:
+    """Raises ConfigError when sequences of `max_model_len` would pass a bound of the model.
+
+    `calls` holds what each layer asked of its attention function.
+    """
+    text_config = config.get_text_config()
+    bounds = [*_rope_bounds(text_config), *_window_bounds(text_config, calls)]
+    bound = min(bounds, key=lambda bound: bound.tokens, default=None)
+    if bound is not None and max_model_len > bound.tokens:
+        raise ConfigError(
+            f"maximum model length {max_model_len:,} is too long for this model: {bound.reason}; "
+            f"set the maximum model length to {bound.tokens:,} or less"
+        )
+
+
+def _rope_bounds(config: PreTrainedConfig) -> Iterator[LengthBound]:
+    """Rope types that choose their frequencies by the longest row of a step: cached K would depend on the neighbours.
+
+    Up to the length before scaling both keep their first frequencies (transformers, modeling_rope_utils).
+    """
+    parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    for rope in nested or [parameters]:
+        rope_type = str(rope.get("rope_type", "default"))
+        if rope_type == "longrope":
+            tokens = rope["original_max_position_embeddings"]
+        elif "dynamic" in rope_type:
+            tokens = config.max_position_embeddings
+        else:
+            continue
+        yield LengthBound(
+            tokens=int(tokens),
+            reason=f"past {int(tokens):,} tokens its {rope_type} rope depends on the longest sequence of a step",
+        )
+
+
+def _window_bounds(config: PreTrainedConfig, calls: Mapping[int, AttentionCall]) -> Iterator[LengthBound]:
+    """Layers that should attend to fewer keys than they tell their attention function."""
+    types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    for layer, call in calls.items():
+        windowed = types[layer] == "sliding_attention" if types else True
+        if window and windowed and call.sliding_window is None:
+            yield LengthBound(
+                tokens=int(window), reason=f"layer {layer} does not apply its sliding window of {int(window):,} tokens"
+            )

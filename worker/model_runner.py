@@ -1,0 +1,121 @@
+"""Executes steps with a transformers model on the CPU: one packed forward a step, then one draw a finished share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from prefixcache.errors import ConfigError, WorkerFault
+from prefixcache.types import KV_BLOCK_SIZE
+from worker.attention import self_test
+from worker.attention.backend import attending
+from worker.attention.cpu_sdpa import CpuSdpa
+from worker.attention.step_layout import StepLayout
+from worker.kv_cache import KVCache, KVShape, fit_blocks
+from worker.model_folder import ModelFolder
+from worker.model_loader import check_length, load_model, resolve_dtype, vocab_size
+from worker.runner import Runner, RunnerLimits, StepShare
+from worker.sampler import sample
+
+logger = logging.getLogger(__name__)
+
+
+class TorchRunner(Runner):
+    """Runner over a model and its KV cache."""
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache, *, max_model_len: int, threads: int) -> None:
+        self._model = model
+        self._threads = threads
+        self._backend = CpuSdpa(cache)
+        self.limits = RunnerLimits(
+            block_size=cache.shape.block_size,
+            num_blocks=cache.num_blocks,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size(model),
+            kv_bytes_per_token=cache.shape.bytes_per_token,
+        )
+
+    @torch.inference_mode()
+    def execute(self, shares: Sequence[StepShare]) -> list[int | Exception | None]:
+        results = [self._fault(share) for share in shares]
+        sound = [place for place, fault in enumerate(results) if fault is None]
+        if not sound:
+            return results
+        logits = self.logits([shares[place] for place in sound])
+        sampled = [(place, spec) for place in sound if (spec := shares[place].sample) is not None]
+        tokens = sample(logits, [spec for _, spec in sampled])
+        for (place, _), token in zip(sampled, tokens, strict=True):
+            results[place] = token
+        return results
+
+    @torch.inference_mode()
+    def logits(self, shares: Sequence[StepShare]) -> Tensor:
+        """[num_samples, vocab_size] after the last token of every share with a sample; KV of all shares is written."""
+        torch.set_num_threads(self._threads)  # OpenMP keeps it per calling thread: a new thread starts with all cores
+        step = StepLayout.pack(shares, self.limits.block_size)
+        with attending(self._backend, step):
+            output = self._model(
+                input_ids=step.token_ids.unsqueeze(0),
+                position_ids=step.positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=step.sampled_rows,
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _fault(self, share: StepShare) -> int | Exception | None:
+        """Ids outside the vocabulary would end the whole forward."""
+        if share.token_ids and max(share.token_ids) < self.limits.vocab_size:
+            return None
+        return WorkerFault(f"token ids are none, or not below the vocabulary size of {self.limits.vocab_size}")
+
+
+def load_runner(
+    folder: ModelFolder,
+    *,
+    dtype: str,
+    num_blocks: int | None,
+    kv_memory_bytes: int,
+    max_model_len: int | None,
+    threads: int,
+    block_size: int = KV_BLOCK_SIZE,
+) -> TorchRunner:
+    """Loads the model, tries it, and makes room for its KV; takes seconds. Raises ConfigError naming what is wrong.
+
+    `num_blocks` None: as many as fit into `kv_memory_bytes`. `max_model_len` None: what model and KV cache allow.
+    """
+    torch.set_num_threads(threads)
+    if max_model_len is not None and max_model_len > folder.max_position_embeddings:
+        raise ConfigError(
+            f"maximum model length {max_model_len:,} is over the {folder.max_position_embeddings:,} positions "
+            f"that model {folder.name} has"
+        )
+    model = load_model(folder, resolve_dtype(dtype))
+    expected = self_test.expect(model)
+    examination = self_test.examine(model)
+    shape = KVShape(layers=examination.shapes, dtype=model.dtype, block_size=block_size)
+    blocks = fit_blocks(shape, num_blocks=num_blocks, kv_memory_bytes=kv_memory_bytes, required_tokens=max_model_len)
+    longest = min(max_model_len or folder.max_position_embeddings, blocks * block_size)
+    check_length(model.config, examination.calls, longest)
+    self_test.verify(model, expected, _scratch_runner(model, shape, threads).logits)
+    logger.info(
+        "model %s loaded as %s: %d KV blocks of %d tokens, %d bytes a token, sequences up to %d tokens, %d threads",
+        folder.name,
+        str(model.dtype).removeprefix("torch."),
+        blocks,
+        block_size,
+        shape.bytes_per_token,
+        longest,
+        threads,
+    )
+    return TorchRunner(model, KVCache(shape, blocks), max_model_len=longest, threads=threads)
+
+
+def _scratch_runner(model: PreTrainedModel, shape: KVShape, threads: int) -> TorchRunner:
+    """A runner over a cache of its own, so that the self-test leaves nothing behind."""
+    scratch = KVShape(layers=shape.layers, dtype=shape.dtype, block_size=self_test.BLOCK_SIZE)
+    return TorchRunner(model, KVCache(scratch, 2), max_model_len=2 * self_test.BLOCK_SIZE, threads=threads)

@@ -1,0 +1,190 @@
+"""State of one request in the engine.
+
+    tokens     [ prompt .......................... | output so far ... ]
+               0                                   num_prompt_tokens    num_tokens
+    KV         [ reused ....... | computed ........ ^ num_computed_tokens ]
+    blocks     [ b0 | b1 | b2 | b3 | b4 |            block_table covers num_computed_tokens and this step's share
+               registered ......^                    leading blocks that are findable in the pool
+
+The last token has no KV until it is fed to draw the next one, so num_computed_tokens < num_tokens while it runs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+
+from prefixcache.errors import ContextLengthExceeded, InvalidRequest
+from prefixcache.hashing import next_hash
+from prefixcache.protocol import EndReason, Generate, Usage
+from prefixcache.types import unpack_tokens
+from worker.runner import RunnerLimits, SampleSpec
+
+
+class Sequence:
+    """One request: its tokens, its blocks and what it has cost."""
+
+    def __init__(self, owner: Hashable, request: Generate, limits: RunnerLimits, *, arrived_at: float) -> None:
+        """Raises InvalidRequest or ContextLengthExceeded for what the runner can never serve.
+
+        `owner` tells apart equal ids of different streams.
+        """
+        prompt = _unpack(request.prompt_ids, "prompt_ids", limits.vocab_size)
+        output = _unpack(request.output_ids, "output_ids", limits.vocab_size)
+        _check(request, len(prompt), len(output), limits)
+        self.owner = owner
+        self.id = request.id
+        self.root = request.root
+        self.sampling = request.sampling
+        self.choice = request.choice
+        self.stop_token_ids = frozenset(request.stop_token_ids)
+        self.max_tokens = request.max_tokens
+        self.tokens = prompt + output
+        self.num_prompt_tokens = len(prompt)
+        self.num_continued_tokens = len(output)
+        """Output tokens that another worker generated."""
+
+        self.block_table: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_registered_blocks = 0
+
+        self.cached_tokens = 0
+        self.prefilled_tokens = 0
+        self.num_preemptions = 0
+        self.arrived_at = arrived_at
+        self.started_at: float | None = None
+        self.first_token_at: float | None = None
+
+        self._block_size = limits.block_size
+        self._vocab_size = limits.vocab_size
+        self._hashes: list[int] = []
+        self._num_reached_tokens = 0
+        """The most tokens that ever had KV: what is reused below it after a preemption is not counted again."""
+
+    @property
+    def key(self) -> tuple[Hashable, str]:
+        return self.owner, self.id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def num_reusable_blocks(self) -> int:
+        """The most blocks it may take from the pool: the last token is always computed."""
+        return (len(self.tokens) - 1) // self._block_size
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens fill or begin."""
+        return -(-num_tokens // self._block_size)
+
+    def block_hash(self, position: int) -> int:
+        """Chained hash of the full block at `position`; computed once and kept."""
+        hashes = self._hashes
+        while len(hashes) <= position:
+            hashes.append(next_hash(hashes[-1] if hashes else self.root, self.block_content(len(hashes))))
+        return hashes[position]
+
+    def block_content(self, position: int) -> bytes:
+        """Packed ids of the full block at `position`."""
+        start = position * self._block_size
+        return self.tokens[start : start + self._block_size].tobytes()
+
+    def sample_spec(self) -> SampleSpec:
+        """How the token after the last one is drawn."""
+        return SampleSpec(sampling=self.sampling, choice=self.choice, index=self.num_output_tokens)
+
+    def reuse(self, block_ids: list[int]) -> None:
+        """Appends blocks found in the pool, already held, to the table; everything before them is computed."""
+        self.block_table += block_ids
+        self.num_registered_blocks = len(self.block_table)
+        reached = len(self.block_table) * self._block_size
+        first_seen = max(self.num_computed_tokens, self._num_reached_tokens)
+        self.cached_tokens += max(min(reached, self.num_prompt_tokens) - min(first_seen, self.num_prompt_tokens), 0)
+        self._reach(reached)
+
+    def computed(self, num_tokens: int) -> None:
+        """A step has computed the KV of the next `num_tokens` tokens."""
+        if self.first_token_at is None or num_tokens > 1:
+            self.prefilled_tokens += num_tokens
+        self._reach(self.num_computed_tokens + num_tokens)
+
+    def _reach(self, num_tokens: int) -> None:
+        self.num_computed_tokens = num_tokens
+        self._num_reached_tokens = max(self._num_reached_tokens, num_tokens)
+
+    def append(self, token: int) -> EndReason | None:
+        """Takes a drawn token; the reason if the answer ends with it. Raises ValueError for an id outside the model."""
+        if not 0 <= token < self._vocab_size:
+            raise ValueError(f"the runner drew token {token}, outside the vocabulary of {self._vocab_size}")
+        self.tokens.append(token)
+        if token in self.stop_token_ids:
+            return "stop"
+        return "length" if self.num_output_tokens >= self.max_tokens else None
+
+    def forget_blocks(self) -> None:
+        """After its blocks were released: everything is to be reused or computed again."""
+        self.block_table = []
+        self.num_computed_tokens = 0
+        self.num_registered_blocks = 0
+
+    def usage(self, now: float) -> Usage:
+        """What it has cost up to `now`."""
+        started_at = now if self.started_at is None else self.started_at
+        first_token_at = now if self.first_token_at is None else self.first_token_at
+        return Usage(
+            cached_tokens=self.cached_tokens,
+            computed_tokens=self.prefilled_tokens,
+            output_tokens=self.num_output_tokens - self.num_continued_tokens,
+            queue_s=started_at - self.arrived_at,
+            prefill_s=first_token_at - started_at,
+            decode_s=now - first_token_at,
+            preemptions=self.num_preemptions,
+        )
+
+
+def _unpack(packed: bytes, field: str, vocab_size: int) -> array[int]:
+    try:
+        ids = unpack_tokens(packed)
+    except ValueError:
+        raise InvalidRequest(f"{field} has {len(packed)} bytes, not a multiple of 4", param=field) from None
+    if ids and (highest := max(ids)) >= vocab_size:
+        raise InvalidRequest(
+            f"{field} has token id {highest}, but the vocabulary ends at {vocab_size - 1}", param=field
+        )
+    return ids
+
+
+def _check(request: Generate, num_prompt_tokens: int, num_output_tokens: int, limits: RunnerLimits) -> None:
+    if not num_prompt_tokens:
+        raise InvalidRequest("prompt_ids is empty; at least one token is needed", param="prompt_ids")
+    if request.max_tokens <= num_output_tokens:
+        raise InvalidRequest(
+            f"max_tokens is {request.max_tokens}, but {num_output_tokens} output tokens are there already",
+            param="max_tokens",
+        )
+    if num_prompt_tokens + request.max_tokens > limits.max_model_len:
+        raise ContextLengthExceeded(
+            f"{num_prompt_tokens} prompt tokens and max_tokens {request.max_tokens} are together over the context "
+            f"length of {limits.max_model_len} tokens",
+            param="max_tokens",
+        )
+    if not 0 <= request.root < 2**64:
+        raise InvalidRequest(f"root is {request.root}, not a 64-bit hash", param="root")
+    sampling = request.sampling
+    if not 0 <= sampling.seed < 2**64:
+        raise InvalidRequest(f"seed is {sampling.seed}, not in 0 .. 2**64 - 1", param="seed")
+    if not 0 <= sampling.temperature < float("inf"):
+        raise InvalidRequest(f"temperature is {sampling.temperature}, not a finite number >= 0", param="temperature")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequest(f"top_p is {sampling.top_p}, not in (0, 1]", param="top_p")
+    if request.choice < 0:
+        raise InvalidRequest(f"choice is {request.choice}, not a count from 0", param="choice")

@@ -1,0 +1,191 @@
+"""One protocol v1 connection of a proxy, as the worker sees it.
+
+connected ── hello ok ──► open ──► lost: all its requests are aborted
+    │                      │
+    └─ no or wrong hello,  └─ broken frame, id used twice, backlog over the limit ──► closed with a logged line
+       deadline
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol, cast
+
+from prefixcache.errors import ProtocolError, RequestError, Unavailable
+from prefixcache.limits import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, MAX_PROXY_BACKLOG_BYTES
+from prefixcache.protocol import (
+    Abort,
+    Accepted,
+    End,
+    Fail,
+    FailKind,
+    Frame,
+    FrameReader,
+    Generate,
+    Hello,
+    MalformedFrame,
+    ProxyFrame,
+    Step,
+    StepEntry,
+    check_hello,
+    decode_from_proxy,
+    encode,
+)
+from worker.engine import Engine, Event
+
+logger = logging.getLogger(__name__)
+
+
+class StreamOwner(Protocol):
+    """What a connection needs of the server that accepted it."""
+
+    engine: Engine
+
+    def hello(self) -> Hello:
+        """The worker's side of the exchange."""
+
+    def stream_made(self, stream: Stream) -> None:
+        """The connection is there; the hello exchange comes next."""
+
+    def stream_lost(self, stream: Stream) -> None:
+        """The connection is gone; nothing may be written to it any more."""
+
+
+class Stream(asyncio.Protocol):
+    """Reads a proxy's frames into the engine and writes what the engine made of them."""
+
+    def __init__(self, owner: StreamOwner, *, max_backlog_bytes: int = MAX_PROXY_BACKLOG_BYTES) -> None:
+        self._owner = owner
+        self._max_backlog_bytes = max_backlog_bytes
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._num_hello_bytes = 0
+        self._hello_deadline: asyncio.TimerHandle | None = None
+        self._live: set[str] = set()
+        self.is_open = False
+        """The hello exchange is done."""
+        self.lost = asyncio.Event()
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not asserted: uvloop's transports are no subclass.
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._hello_deadline = loop.call_later(HELLO_TIMEOUT_S, self.close, f"no hello within {HELLO_TIMEOUT_S} s")
+        self._owner.stream_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._read(body)
+            if not self.is_open:
+                self._num_hello_bytes += len(data)
+                if self._num_hello_bytes > MAX_HELLO_BYTES:
+                    raise ProtocolError(f"no hello within the first {MAX_HELLO_BYTES} bytes")
+        except ProtocolError as error:
+            self.close(str(error))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._cancel_deadline()
+        self._owner.engine.abort(self)
+        self._owner.stream_lost(self)
+        self.lost.set()
+
+    def _cancel_deadline(self) -> None:
+        if self._hello_deadline is not None:
+            self._hello_deadline.cancel()
+            self._hello_deadline = None
+
+    # --- from the proxy -------------------------------------------------------------------------------------
+
+    def _read(self, body: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            frame = decode_from_proxy(body)
+        except MalformedFrame as error:
+            if not self.is_open or error.request_id is None or error.request_id in self._live:
+                raise
+            self.send(Fail(id=error.request_id, kind="refused", message=str(error)))
+            return
+        if frame is not None:
+            self._handle(frame)
+
+    def _handle(self, frame: ProxyFrame) -> None:
+        match frame:
+            case Hello() if self.is_open:
+                raise ProtocolError("a second hello")
+            case Hello():
+                mine = self._owner.hello()
+                self.send(mine)
+                check_hello(mine, frame)
+                self.is_open = True
+                self._cancel_deadline()
+                logger.info("stream from %s opened", self.peer)
+            case _ if not self.is_open:
+                raise ProtocolError(f"{type(frame).__name__} frame before hello")
+            case Generate():
+                self._generate(frame)
+            case Abort():
+                self._owner.engine.abort(self, frame.id)
+
+    def _generate(self, request: Generate) -> None:
+        if request.id in self._live:
+            raise ProtocolError(f"request id {request.id!r} is in use on this stream")
+        try:
+            position = self._owner.engine.submit(self, request)
+        except RequestError as error:
+            self.send(Fail(id=request.id, kind="refused", message=str(error)))
+        except Unavailable as error:
+            kind: FailKind = "overloaded" if self._owner.engine.is_serving else "draining"
+            self.send(Fail(id=request.id, kind=kind, message=str(error)))
+        else:
+            self._live.add(request.id)
+            self.send(Accepted(id=request.id, position=position))
+
+    # --- to the proxy ---------------------------------------------------------------------------------------
+
+    def deliver(self, events: list[Event]) -> None:
+        """Writes what one turn of the engine made for this stream, all new tokens in one step frame.
+
+        A request's tokens go after its `started` and before its end, so the step frame stands between those.
+        """
+        entries = tuple(event for event in events if isinstance(event, StepEntry))
+        ends = [event for event in events if isinstance(event, End | Fail)]
+        for event in events:
+            if not isinstance(event, StepEntry | End | Fail):
+                self.send(event)
+        if entries:
+            self.send(Step(entries=entries))
+        for end in ends:
+            self._live.discard(end.id)
+            self.send(end)
+
+    def send(self, frame: Frame) -> None:
+        """Writes a frame unless the stream is closing; cuts a peer that does not read."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(encode(frame))
+        if (backlog := transport.get_write_buffer_size()) > self._max_backlog_bytes:
+            logger.warning("stream from %s cut: %d bytes unread", self.peer, backlog)
+            transport.abort()
+
+    def close(self, reason: str) -> None:
+        """Closes the connection after what was written; its requests are aborted."""
+        if self._transport is not None and not self._transport.is_closing():
+            logger.warning("stream from %s closed: %s", self.peer, reason)
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Drops the connection and what is still unwritten."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def peer(self) -> str:
+        """The other side's address, for logs."""
+        return str(self._transport.get_extra_info("peername")) if self._transport is not None else "nobody"
