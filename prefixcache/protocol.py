@@ -105,7 +105,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     """Prompt tokens whose KV was reused: the truth that the client is told."""
     computed_tokens: int
+    """Tokens computed in prefills, repeated ones after a preemption included; else cached + computed = prompt."""
     output_tokens: int
+    """Drawn by this worker: `output_ids` are not counted."""
     queue_s: float
     prefill_s: float
     decode_s: float

@@ -60,7 +60,7 @@ def main() -> None:
     ratios: list[float] = []
     with tempfile.TemporaryDirectory() as folder, running_stack(Path(folder), []) as stack:
         for number in range(1, rounds + 1):
-            system = filler(1250, seed=1000 + number)
+            system = filler(1400, seed=1000 + number)
             cold_s, cold, cold_worker = _ttft(stack, system, "What do rivers carry?")
             for question in ("And what do harbors keep?", "Which season is named?"):
                 cached_s, usage, worker = _ttft(stack, system, question)

@@ -11,7 +11,7 @@ _WORDS = (
 
 
 def filler(num_words: int, seed: int) -> str:
-    """`num_words` words in sentences of twelve; about 1.2 tokens a word with the demo model's tokenizer."""
+    """`num_words` words in sentences of twelve; about 1.1 tokens a word with the demo model's tokenizer."""
     chosen = random.Random(seed)
     words = [chosen.choice(_WORDS) for _ in range(num_words)]
     sentences = [" ".join(words[start : start + 12]).capitalize() + "." for start in range(0, num_words, 12)]

@@ -1,0 +1,76 @@
+"""`python -m proxy`: the proxy program."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+
+import click
+import uvloop
+
+from prefixcache.config import settings_command
+from prefixcache.errors import ConfigError
+from prefixcache.index.keys import DEFAULT_KEY_PREFIX
+from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
+from prefixcache.store import RedisStore
+from proxy.app import AppParts, create_app
+from proxy.config import DEFAULT_HOST, DEFAULT_PORT, DEFAULT_REDIS_URL, ProxySettings
+from proxy.server import serving
+
+_logger = logging.getLogger("proxy")
+
+
+async def run(settings: ProxySettings) -> None:
+    """Serves until SIGINT or SIGTERM. Raises ConfigError."""
+    parts = AppParts(
+        open_store=lambda: RedisStore.open(settings.redis_url, key_prefix=settings.key_prefix),
+        policy=POLICIES[settings.policy](random.Random()),
+        secret=settings.secret,
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(create_app(parts), host=settings.host, port=settings.port) as url:
+        _logger.info("listening %s", url)
+        await stop.wait()
+        _logger.info("stopping")
+
+
+@settings_command("proxy", help="Serve OpenAI-compatible chat completions in front of the registered workers.")
+@click.option("--redis", default=DEFAULT_REDIS_URL, help="Redis or Valkey: redis://, rediss:// or unix://.")
+@click.option("--host", default=DEFAULT_HOST, help="Address to listen on.")
+@click.option(
+    "--port", default=DEFAULT_PORT, type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one."
+)
+@click.option("--policy", default=DEFAULT_POLICY, type=click.Choice(sorted(POLICIES)), help="How a worker is chosen.")
+@click.option("--key-prefix", default=DEFAULT_KEY_PREFIX, help="Leading part of every Redis key of this deployment.")
+@click.option(
+    "--secret",
+    default=None,
+    help="Deployment secret of the block hashes; default: the one in Redis. Prefer the environment variable.",
+)
+def main(redis: str, host: str, port: int, policy: str, key_prefix: str, secret: str | None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    settings = ProxySettings(
+        redis_url=redis,
+        host=host,
+        port=port,
+        policy=policy,
+        key_prefix=key_prefix,
+        secret=os.fsencode(secret) if secret else None,
+    )
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(settings))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""One line for each request, without any of its text, and the request's count among the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from prefixcache.limits import MAX_REQUEST_ID_CHARS
+from prefixcache.metrics import ProxyMetrics
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that left before its answer was complete; never sent, only counted and logged."""
+
+_SANE_REQUEST_ID = re.compile(rf"[\x20-\x7e]{{1,{MAX_REQUEST_ID_CHARS}}}")
+_MAX_PATH_CHARS = 200
+_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class AccessRecord:
+    """What is known of one request so far; each part of the path fills in its own."""
+
+    request_id: str
+    received_at: float
+    """time.perf_counter() when the head had arrived."""
+    status: int | None = None
+    """Set before the end only where it is not the one sent: an error inside a stream, a client that left."""
+    counted: bool = False
+    """Whether this is a request for tokens, which the request metrics are about."""
+    model: str = ""
+    worker: str = ""
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_s: float | None = None
+
+
+ACCESS_RECORD = web.RequestKey("access_record", AccessRecord)
+
+
+def request_id_of(given: str | None) -> str:
+    """The client's own id if it is sane, else a new one."""
+    return given if given is not None and _SANE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def access_middleware(metrics: ProxyMetrics) -> Middleware:
+    """Gives each request its record, and logs and counts it at its end, however that comes about."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        record = AccessRecord(
+            request_id=request_id_of(request.headers.get("x-request-id")), received_at=time.perf_counter()
+        )
+        request[ACCESS_RECORD] = record
+        try:
+            response = await handler(request)
+            if not response.prepared:
+                response.headers["x-request-id"] = record.request_id
+            if record.status is None:
+                record.status = response.status
+            return response
+        except (asyncio.CancelledError, ConnectionError):
+            record.status = CLIENT_CLOSED_REQUEST
+            raise
+        finally:
+            if record.counted:
+                metrics.requests.labels(record.model, str(record.status)).inc()
+            _log(request, record)
+
+    return middleware
+
+
+def _log(request: web.Request, record: AccessRecord) -> None:
+    # The path as it was sent: a decoded one could hold a line break.
+    path = request.rel_url.raw_path
+    level = logging.DEBUG if path in _QUIET_PATHS else logging.INFO
+    if not _logger.isEnabledFor(level):
+        return
+    total_ms = (time.perf_counter() - record.received_at) * 1e3
+    ttft_ms = f"{record.ttft_s * 1e3:.1f}" if record.ttft_s is not None else "-"
+    _logger.log(
+        level,
+        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d completion=%d ttft_ms=%s total_ms=%.1f id=%s",
+        request.method,
+        path[:_MAX_PATH_CHARS],
+        record.status,
+        record.model or "-",
+        record.worker or "-",
+        record.prompt_tokens,
+        record.hit_tokens,
+        record.cached_tokens,
+        record.completion_tokens,
+        ttft_ms,
+        total_ms,
+        record.request_id,
+    )

@@ -1,0 +1,157 @@
+"""The proxy as an aiohttp application: its resources, who owns them, and its routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from prefixcache.limits import MAX_BODY_BYTES, TOKENIZE_THREADS
+from prefixcache.metrics import ProxyMetrics
+from prefixcache.routing.base import Policy
+from proxy.access_log import access_middleware
+from proxy.cache_stats import CacheStats
+from proxy.chat_exchange import Books
+from proxy.chat_handler import ChatHandler
+from proxy.error_answers import error_middleware
+from proxy.fleet import Fleet
+from proxy.health import HealthHandlers
+from proxy.prediction import Predictor, PromptReader
+from proxy.reports import ReportHandlers
+from proxy.secret import DeploymentSecret
+from proxy.store import Store
+from proxy.tokenizer_fetch import Tokenizers
+from proxy.warnings_log import QuietLog
+
+CHAT_PATH = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppParts:
+    """What the application is made of and does not make itself."""
+
+    open_store: Callable[[], AbstractAsyncContextManager[Store]]
+    policy: Policy
+    secret: bytes | None = None
+    """The configured deployment secret."""
+
+
+PARTS = web.AppKey("parts", AppParts)
+BOOKS = web.AppKey("books", Books)
+LOG = web.AppKey("log", QuietLog)
+STORE: web.AppKey[Store] = web.AppKey("store")
+EXECUTOR: web.AppKey[Executor] = web.AppKey("executor")
+TOKENIZERS = web.AppKey("tokenizers", Tokenizers)
+SECRET = web.AppKey("secret", DeploymentSecret)
+FLEET = web.AppKey("fleet", Fleet)
+CHAT = web.AppKey("chat", ChatHandler)
+HEALTH = web.AppKey("health", HealthHandlers)
+REPORTS = web.AppKey("reports", ReportHandlers)
+
+
+def create_app(parts: AppParts) -> web.Application:
+    """Starts nothing: its resources are opened when a runner sets it up."""
+    metrics = ProxyMetrics()
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[access_middleware(metrics), error_middleware])
+    app[PARTS] = parts
+    app[BOOKS] = Books(metrics=metrics, stats=CacheStats())
+    app[LOG] = QuietLog(logging.getLogger("proxy"))
+    app.cleanup_ctx.extend([_store, _executor, _tokenizers, _secret, _fleet, _handlers])
+    app.add_routes(
+        [
+            web.post(CHAT_PATH, _chat),
+            web.get("/v1/models", _models),
+            web.get("/health", _health),
+            web.get("/ready", _ready),
+            web.get("/metrics", _metrics),
+            web.get("/cache/stats", _cache_stats),
+        ]
+    )
+    return app
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    return await request.app[CHAT](request)
+
+
+async def _models(request: web.Request) -> web.StreamResponse:
+    return await request.app[REPORTS].models(request)
+
+
+async def _health(request: web.Request) -> web.StreamResponse:
+    return await request.app[HEALTH].health(request)
+
+
+async def _ready(request: web.Request) -> web.StreamResponse:
+    return await request.app[HEALTH].ready(request)
+
+
+async def _metrics(request: web.Request) -> web.StreamResponse:
+    return await request.app[REPORTS].metrics(request)
+
+
+async def _cache_stats(request: web.Request) -> web.StreamResponse:
+    return await request.app[REPORTS].cache_stats(request)
+
+
+async def _store(app: web.Application) -> AsyncIterator[None]:
+    async with app[PARTS].open_store() as store:
+        app[STORE] = store
+        yield
+
+
+async def _executor(app: web.Application) -> AsyncIterator[None]:
+    executor = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenize")
+    app[EXECUTOR] = executor
+    yield
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _tokenizers(app: web.Application) -> AsyncIterator[None]:
+    async with Tokenizers.open(app[EXECUTOR]) as tokenizers:
+        app[TOKENIZERS] = tokenizers
+        yield
+
+
+async def _secret(app: web.Application) -> AsyncIterator[None]:
+    app[SECRET] = DeploymentSecret(app[STORE], app[PARTS].secret, app[LOG])
+    async with _running(app[SECRET].run()):
+        yield
+
+
+async def _fleet(app: web.Application) -> AsyncIterator[None]:
+    app[FLEET] = Fleet(app[STORE], app[TOKENIZERS], app[BOOKS].metrics, app[LOG])
+    async with _running(app[FLEET].run()):
+        yield
+
+
+async def _handlers(app: web.Application) -> AsyncIterator[None]:
+    books = app[BOOKS]
+    app[CHAT] = ChatHandler(
+        fleet=app[FLEET],
+        secret=app[SECRET],
+        reader=PromptReader(app[EXECUTOR]),
+        predictor=Predictor(books.metrics, app[LOG]),
+        policy=app[PARTS].policy,
+        books=books,
+    )
+    app[HEALTH] = HealthHandlers(app[FLEET])
+    app[REPORTS] = ReportHandlers(app[FLEET], books.metrics, books.stats)
+    yield
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """A background task, cancelled and awaited on exit."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,91 @@
+"""Every error a client can get, in OpenAI's envelope: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from prefixcache.errors import RequestError, RequestTooLarge, Unavailable, WorkerFault
+from prefixcache.limits import MAX_BODY_BYTES, RETRY_AFTER_S
+from proxy.json_answers import json_answer
+
+_MAX_MESSAGE_CHARS = 2_000
+_MAX_PATH_CHARS = 200
+_logger = logging.getLogger(__name__)
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
+    error: ErrorBody
+
+
+def body_too_large() -> RequestTooLarge:
+    return RequestTooLarge(f"the body is longer than {MAX_BODY_BYTES} bytes")
+
+
+def described(error: Exception) -> tuple[int, ErrorEnvelope]:
+    """HTTP status and envelope; an error that is nobody's but ours is logged and told without detail."""
+    match error:
+        case RequestError():
+            body = ErrorBody(message=_shown(error), type=error.kind, param=error.param, code=error.code)
+            return error.status, ErrorEnvelope(error=body)
+        case Unavailable() | WorkerFault():
+            return error.status, ErrorEnvelope(error=ErrorBody(message=_shown(error), type=error.kind, code=error.code))
+        case _:
+            _logger.error("internal error", exc_info=error)
+            body = ErrorBody(message="internal error", type="server_error", code="internal_error")
+            return HTTPStatus.INTERNAL_SERVER_ERROR, ErrorEnvelope(error=body)
+
+
+def error_answer(error: Exception) -> web.Response:
+    status, envelope = described(error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
+    return json_answer(envelope, status=status, headers=headers)
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns whatever a handler raises before its answer began into an envelope."""
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        return error_answer(body_too_large())
+    except web.HTTPException as error:
+        return _http_answer(request, error)
+    except web.RequestPayloadError:
+        envelope = ErrorEnvelope(
+            error=ErrorBody(message="the body could not be read as announced", type="invalid_request_error")
+        )
+        return json_answer(envelope, status=HTTPStatus.BAD_REQUEST)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        return error_answer(error)
+
+
+def _http_answer(request: web.Request, error: web.HTTPException) -> web.Response:
+    """404, 405 and other answers of the HTTP layer."""
+    where = f"{request.method} {request.rel_url.raw_path[:_MAX_PATH_CHARS]}"
+    if error.status == HTTPStatus.NOT_FOUND:
+        body = ErrorBody(message=f"Invalid URL ({where})", type="invalid_request_error", code="unknown_url")
+    elif error.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        body = ErrorBody(message=f"Not allowed ({where})", type="invalid_request_error", code="method_not_allowed")
+    else:
+        kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+        body = ErrorBody(message=error.reason, type=kind)
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+    return json_answer(ErrorEnvelope(error=body), status=error.status, headers=headers)
+
+
+def _shown(error: Exception) -> str:
+    return str(error)[:_MAX_MESSAGE_CHARS]

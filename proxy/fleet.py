@@ -1,0 +1,184 @@
+"""The workers this proxy knows and the models they serve.
+
+registry, every REGISTRY_READ_S ──> a link for each worker ──ready──> model of its namespace
+A worker leaves when its record is gone and its stream is lost: a store that was emptied takes nobody down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefixcache.errors import IndexUnavailable, ModelNotFound, Unavailable
+from prefixcache.limits import REGISTRY_READ_S
+from prefixcache.metrics import ProxyMetrics
+from prefixcache.registry import WorkerRecord
+from proxy.model import Model, main_name
+from proxy.store import Store
+from proxy.tokenizer_fetch import Tokenizers
+from proxy.warnings_log import QuietLog
+from proxy.worker_link import WorkerLink, same_process
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedName:
+    """One name a client may ask for."""
+
+    name: str
+    created: int
+    """Seconds since the epoch: when its first worker started."""
+    max_model_len: int
+
+
+class Fleet:
+    """Reads the registry and owns one link a worker."""
+
+    def __init__(self, store: Store, tokenizers: Tokenizers, metrics: ProxyMetrics, log: QuietLog) -> None:
+        self._store = store
+        self._tokenizers = tokenizers
+        self._metrics = metrics
+        self._log = log
+        self._links: dict[str, WorkerLink] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._models: dict[str, Model] = {}
+        self._namespace_told: dict[str, str] = {}
+        self._counted_models: set[str] = set()
+        self.registry_read_at: float | None = None
+        """Monotonic time of the last answer of the registry."""
+        self.registry_reachable = False
+
+    @property
+    def links(self) -> Sequence[WorkerLink]:
+        return list(self._links.values())
+
+    @property
+    def num_ready(self) -> int:
+        return sum(link.ready for link in self._links.values())
+
+    def served_names(self) -> Sequence[ServedName]:
+        """Names that at least one ready worker serves."""
+        by_name: dict[str, list[WorkerRecord]] = {}
+        for link in self._links.values():
+            if link.ready:
+                for name in _names(link.record):
+                    by_name.setdefault(name, []).append(link.record)
+        return [
+            ServedName(
+                name=name,
+                created=int(min(record.started_at for record in records)),
+                max_model_len=max(record.max_model_len for record in records),
+            )
+            for name, records in sorted(by_name.items())
+        ]
+
+    def model(self, name: str) -> Model:
+        """The model behind a served name: the namespace with most ready workers, then the newest.
+
+        Raises ModelNotFound, or Unavailable while its workers (or all workers) are not there yet.
+        """
+        known = [link for link in self._links.values() if name in _names(link.record)]
+        ready = [link for link in known if link.ready]
+        if not ready:
+            if known or not self._links:
+                raise Unavailable("no worker is ready to serve this model yet, try again in a moment")
+            raise ModelNotFound(f"The model `{name[:100]}` does not exist", param="model")
+        namespaces = Counter(link.record.namespace for link in ready)
+        newest = {link.record.namespace: link.record.started_at for link in sorted(ready, key=_started_at)}
+        namespace = max(namespaces, key=lambda candidate: (namespaces[candidate], newest[candidate], candidate))
+        if len(namespaces) > 1 and self._namespace_told.get(name) != namespace:
+            self._namespace_told[name] = namespace
+            _logger.warning("workers of %d namespaces serve %s: using %s", len(namespaces), name[:100], namespace)
+        return self._model_of(next(link for link in ready if link.record.namespace == namespace))
+
+    def ready_links(self, namespace: str) -> Sequence[WorkerLink]:
+        return [link for link in self._links.values() if link.ready and link.record.namespace == namespace]
+
+    async def run(self) -> None:
+        """Never returns; when its owner cancels it, every link is ended before it returns."""
+        registry = self._store.registry()
+        try:
+            while True:
+                try:
+                    records = await registry.live_workers()
+                    self.registry_reachable = True
+                    self.registry_read_at = time.monotonic()
+                    await self._apply(records)
+                except IndexUnavailable as error:
+                    self.registry_reachable = False
+                    self._log.warning("registry", "registry could not be read, keeping the known workers: %s", error)
+                except Exception:
+                    self.registry_reachable = False
+                    _logger.exception("reading the registry failed")
+                await asyncio.sleep(REGISTRY_READ_S)
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _apply(self, records: Sequence[WorkerRecord]) -> None:
+        for record in records:
+            link = self._links.get(record.worker_id)
+            if link is not None and same_process(link.record, record):
+                link.update(record)
+                continue
+            if link is not None:
+                await self._drop(link)
+            self._add(record)
+        registered = {record.worker_id for record in records}
+        for link in self.links:
+            if link.worker_id not in registered and link.stream is None:
+                await self._drop(link)
+        self._tokenizers.keep_only({link.record.tokenizer_fingerprint for link in self.links})
+        namespaces = {link.record.namespace for link in self.links}
+        for namespace in [known for known in self._models if known not in namespaces]:
+            del self._models[namespace]
+
+    def _add(self, record: WorkerRecord) -> None:
+        worker_id = record.worker_id
+        link = WorkerLink(record, self._tokenizers, self._log)
+        self._links[worker_id] = link
+        self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
+        self._metrics.num_requests_waiting.labels(worker_id).set_function(lambda: link.own_waiting)
+        self._metrics.num_requests_running.labels(worker_id).set_function(lambda: link.own_running)
+        model = main_name(record)
+        if model not in self._counted_models:
+            self._counted_models.add(model)
+            self._metrics.workers_ready.labels(model).set_function(lambda: self._num_ready_of(model))
+        _logger.info("worker %s registered at %s", worker_id, record.address)
+
+    async def _drop(self, link: WorkerLink) -> None:
+        worker_id = link.worker_id
+        del self._links[worker_id]
+        task = self._tasks.pop(worker_id)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._metrics.num_requests_waiting.remove(worker_id)
+        self._metrics.num_requests_running.remove(worker_id)
+        _logger.info("worker %s left", worker_id)
+
+    def _num_ready_of(self, model: str) -> int:
+        return sum(link.ready and main_name(link.record) == model for link in self._links.values())
+
+    def _model_of(self, link: WorkerLink) -> Model:
+        namespace = link.record.namespace
+        model = self._models.get(namespace)
+        if model is None:
+            assert link.renderer is not None, "a ready link has a renderer"
+            model = Model.of(link.record, link.renderer, self._store.index(namespace))
+            self._models[namespace] = model
+        return model
+
+
+def _names(record: WorkerRecord) -> tuple[str, ...]:
+    return record.served_names or (record.model,)
+
+
+def _started_at(link: WorkerLink) -> float:
+    return link.record.started_at

@@ -1,0 +1,19 @@
+"""What the proxy needs of the deployment's store; `prefixcache.store.RedisStore` is the real one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from prefixcache.index.base import PrefixIndex
+from prefixcache.registry import Registry
+
+
+class Store(Protocol):
+    """Every call that waits raises IndexUnavailable within its deadline."""
+
+    def index(self, namespace: str) -> PrefixIndex: ...
+
+    def registry(self) -> Registry: ...
+
+    async def deployment_secret(self, configured: bytes | None) -> bytes:
+        """What stands in the store wins; else what is configured, or a new secret, is put there."""

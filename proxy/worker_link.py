@@ -1,0 +1,124 @@
+"""One registered worker as seen from this proxy: its record, its stream, its load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+from prefixcache.errors import PrefixCacheError
+from prefixcache.limits import RECONNECT_FIRST_S, RECONNECT_MOST_S
+from prefixcache.protocol import Beat, Hello
+from prefixcache.registry import WorkerRecord
+from prefixcache.rendering.renderer import Renderer
+from proxy.tokenizer_fetch import Tokenizers
+from proxy.warnings_log import QuietLog
+from proxy.worker_stream import WorkerStream, connected_stream, cut_when_silent
+
+_logger = logging.getLogger(__name__)
+
+
+def same_process(a: WorkerRecord, b: WorkerRecord) -> bool:
+    """Whether a stream to the one may go on as a stream to the other: only incarnation and names may differ."""
+    return (a.address, a.namespace, a.tokenizer_fingerprint, a.started_at) == (
+        b.address,
+        b.namespace,
+        b.tokenizer_fingerprint,
+        b.started_at,
+    )
+
+
+class WorkerLink:
+    """Keeps one stream to one worker; `run` connects again whenever it is lost."""
+
+    def __init__(self, record: WorkerRecord, tokenizers: Tokenizers, log: QuietLog) -> None:
+        self.record = record
+        self.incarnation = record.incarnation
+        self.renderer: Renderer | None = None
+        self._tokenizers = tokenizers
+        self._log = log
+        self._stream: WorkerStream | None = None
+        self._waiting_elsewhere = 0
+        self._running_elsewhere = 0
+
+    @property
+    def worker_id(self) -> str:
+        return self.record.worker_id
+
+    @property
+    def stream(self) -> WorkerStream | None:
+        """The stream past its hello, None while there is none."""
+        stream = self._stream
+        return stream if stream is not None and stream.open else None
+
+    @property
+    def ready(self) -> bool:
+        return self.renderer is not None and self.stream is not None
+
+    @property
+    def own_waiting(self) -> int:
+        """Requests of this proxy that the worker has not started."""
+        return self._stream.num_waiting if self._stream is not None else 0
+
+    @property
+    def own_running(self) -> int:
+        return self._stream.num_running if self._stream is not None else 0
+
+    @property
+    def num_waiting(self) -> int:
+        """As `own_waiting`, and those of other proxies by the worker's last beat."""
+        return self.own_waiting + self._waiting_elsewhere
+
+    @property
+    def num_running(self) -> int:
+        return self.own_running + self._running_elsewhere
+
+    def update(self, record: WorkerRecord) -> None:
+        """Takes over a newer record of the same process; the stream's own word on the incarnation is fresher."""
+        self.record = record
+        if self.stream is None or record.incarnation > self.incarnation:
+            self.incarnation = record.incarnation
+
+    async def run(self) -> None:
+        """Never returns; cancelled by its owner."""
+        pause_s = RECONNECT_FIRST_S
+        while True:
+            try:
+                self.renderer = await self._tokenizers.renderer(self.record.tokenizer_fingerprint, self.record.address)
+                await self._hold_stream()
+                pause_s = RECONNECT_FIRST_S
+            except (OSError, TimeoutError, PrefixCacheError) as error:
+                self._log.warning(
+                    f"connect {self.worker_id}",
+                    "worker %s at %s is not reachable: %s",
+                    self.worker_id,
+                    self.record.address,
+                    str(error) or type(error).__name__,
+                )
+            except Exception:
+                _logger.exception("link to worker %s failed", self.worker_id)
+            # Full jitter over the upper half: restarted proxies must not knock in step.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, RECONNECT_MOST_S)
+
+    async def _hold_stream(self) -> None:
+        """Connects, serves until the stream is lost."""
+        mine = Hello(namespace=self.record.namespace)
+        async with connected_stream(self.record.address, self.worker_id, mine, self._take_beat) as (stream, hello):
+            self.incarnation = hello.incarnation
+            self._stream = stream
+            _logger.info("worker %s connected at %s", self.worker_id, self.record.address)
+            watch = asyncio.create_task(cut_when_silent(stream))
+            try:
+                await asyncio.shield(stream.closed)
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+                self._stream = None
+                self._waiting_elsewhere = self._running_elsewhere = 0
+        _logger.warning("worker %s disconnected", self.worker_id)
+
+    def _take_beat(self, beat: Beat) -> None:
+        self.incarnation = beat.incarnation
+        self._waiting_elsewhere = max(0, beat.waiting - self.own_waiting)
+        self._running_elsewhere = max(0, beat.running - self.own_running)

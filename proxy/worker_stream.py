@@ -1,0 +1,257 @@
+"""The protocol v1 stream to one worker: frames in, sinks called; nothing here waits for a token.
+
+connect ──hello──> open ── generate / abort ──►
+                        ◄── accepted, started, step, end, fail, beat        one data_received decodes many of them
+closed: every request still on the stream fails with WorkerFault
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol, cast
+
+from prefixcache.errors import InvalidRequest, PrefixCacheError, ProtocolError, Unavailable, WorkerFault
+from prefixcache.limits import CONNECT_TIMEOUT_S, HELLO_TIMEOUT_S, MAX_FRAME_BYTES, WORKER_SILENCE_S
+from prefixcache.protocol import (
+    Abort,
+    Accepted,
+    Beat,
+    End,
+    Fail,
+    Frame,
+    FrameReader,
+    Generate,
+    Hello,
+    MalformedFrame,
+    Started,
+    Step,
+    WorkerFrame,
+    check_hello,
+    decode_from_worker,
+    encode,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """What becomes of one request; called straight from the stream, so no call may block."""
+
+    def on_started(self, cached_tokens: int) -> None: ...
+
+    def on_tokens(self, index: int, ids: tuple[int, ...]) -> None: ...
+
+    def on_end(self, end: End) -> None:
+        """Last call, or on_fail is."""
+
+    def on_fail(self, error: Exception) -> None: ...
+
+
+def _failure(worker_id: str, fail: Fail) -> PrefixCacheError:
+    if fail.kind == "refused":
+        return InvalidRequest(fail.message)
+    if fail.kind == "worker_fault":
+        _logger.error("worker %s failed request %s: %s", worker_id, fail.id, fail.message)
+        return WorkerFault("the worker failed while it held the request")
+    return Unavailable(f"the worker cannot take the request now ({fail.kind})")
+
+
+class WorkerStream(asyncio.Protocol):
+    """Requests of this proxy process on one worker, interleaved on one connection."""
+
+    def __init__(self, worker_id: str, mine: Hello, on_beat: Callable[[Beat], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.worker_id = worker_id
+        self.hello: asyncio.Future[Hello] = loop.create_future()
+        self.hello.add_done_callback(lambda hello: hello.cancelled() or hello.exception())
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.last_frame_at = loop.time()
+        self._loop = loop
+        self._mine = mine
+        self._on_beat = on_beat
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[str, Sink] = {}
+        self._running: dict[str, Sink] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that the worker has not started."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def generate(self, frame: Generate, sink: Sink) -> None:
+        """Sends a request. Raises Unavailable if the stream is gone or the worker does not read it."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise Unavailable(f"the stream to worker {self.worker_id} is closed")
+        if transport.get_write_buffer_size() > MAX_FRAME_BYTES:
+            raise Unavailable(f"worker {self.worker_id} does not read its stream")
+        data = encode(frame)
+        self._waiting[frame.id] = sink
+        transport.write(data)
+
+    def abort(self, request_id: str, *, forget: bool) -> None:
+        """Asks the worker to end a request that may have ended already; `forget`: its sink is not called again."""
+        known = request_id in self._running or request_id in self._waiting
+        if forget:
+            self._sink_of_ended(request_id)
+        if known and self.open:
+            self._send(Abort(id=request_id))
+
+    def cut(self) -> None:
+        """Drops the connection; requests on it fail."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._send(self._mine)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_frame_at = self._loop.time()
+        try:
+            for body in self._reader.feed(data):
+                self._take_body(body)
+        except ProtocolError as error:
+            self._break(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self.hello.done():
+            self.hello.set_exception(ProtocolError(f"worker {self.worker_id} closed the stream before its hello"))
+        sinks = [*self._running.values(), *self._waiting.values()]
+        self._running.clear()
+        self._waiting.clear()
+        for sink in sinks:
+            sink.on_fail(WorkerFault(f"worker {self.worker_id} vanished while it held the request"))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def _take_body(self, body: bytes) -> None:
+        try:
+            frame = decode_from_worker(body)
+        except MalformedFrame as error:
+            sink = self._sink_of_ended(error.request_id) if error.request_id is not None else None
+            if sink is None or error.request_id is None:
+                raise
+            _logger.error("worker %s: %s", self.worker_id, error)
+            self._send(Abort(id=error.request_id))
+            sink.on_fail(WorkerFault("the worker sent a malformed answer"))
+            return
+        if frame is not None:
+            self._take(frame)
+
+    def _take(self, frame: WorkerFrame) -> None:
+        if not self.hello.done() and not isinstance(frame, Hello):
+            raise ProtocolError(f"worker {self.worker_id} sent {type(frame).__name__} before its hello")
+        match frame:
+            case Step():
+                for entry in frame.entries:
+                    sink = self._running.get(entry.id) or self._start(entry.id)
+                    if sink is not None:
+                        try:
+                            sink.on_tokens(entry.index, entry.ids)
+                        except Exception as error:
+                            self._sink_failed(entry.id, sink, error)
+            case Started():
+                if (sink := self._start(frame.id)) is not None:
+                    sink.on_started(frame.cached_tokens)
+            case End():
+                if (sink := self._sink_of_ended(frame.id)) is not None:
+                    try:
+                        sink.on_end(frame)
+                    except Exception as error:
+                        self._sink_failed(frame.id, sink, error)
+            case Fail():
+                if (sink := self._sink_of_ended(frame.id)) is not None:
+                    sink.on_fail(_failure(self.worker_id, frame))
+            case Beat():
+                self._on_beat(frame)
+            case Accepted():
+                pass
+            case Hello():
+                if self.hello.done():
+                    raise ProtocolError(f"worker {self.worker_id} sent a second hello")
+                check_hello(self._mine, frame)
+                self.hello.set_result(frame)
+
+    def _start(self, request_id: str) -> Sink | None:
+        sink = self._waiting.pop(request_id, None)
+        if sink is not None:
+            self._running[request_id] = sink
+        return sink
+
+    def _sink_of_ended(self, request_id: str) -> Sink | None:
+        return self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
+
+    def _sink_failed(self, request_id: str, sink: Sink, error: Exception) -> None:
+        """A fault of our own in one request ends that request, not its neighbours on the stream."""
+        if isinstance(error, PrefixCacheError):
+            _logger.error("request %s to worker %s: %s", request_id, self.worker_id, error)
+        else:
+            _logger.error("request %s to worker %s failed in the proxy", request_id, self.worker_id, exc_info=error)
+        self.abort(request_id, forget=True)
+        sink.on_fail(error)
+
+    def _send(self, frame: Frame) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(frame))
+
+    def _break(self, error: ProtocolError) -> None:
+        if not self.hello.done():
+            self.hello.set_exception(error)
+        else:
+            _logger.error("stream to worker %s is cut: %s", self.worker_id, error)
+        self.cut()
+
+
+@asynccontextmanager
+async def connected_stream(
+    address: str, worker_id: str, mine: Hello, on_beat: Callable[[Beat], None]
+) -> AsyncIterator[tuple[WorkerStream, Hello]]:
+    """A stream past its hello, and that hello. Raises OSError, TimeoutError or ProtocolError; cut on exit."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        _, stream = await loop.create_connection(
+            lambda: WorkerStream(worker_id, mine, on_beat), host.strip("[]"), int(port)
+        )
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            hello = await stream.hello
+        yield stream, hello
+    finally:
+        stream.cut()
+        await asyncio.shield(stream.closed)
+
+
+async def cut_when_silent(stream: WorkerStream, *, silence_s: float = WORKER_SILENCE_S) -> None:
+    """Cuts a stream on which no frame came for `silence_s`; runs until then.
+
+    Time during which our own loop was late does not count: it may have frames to read.
+    """
+    loop = asyncio.get_running_loop()
+    pause_s = silence_s / 10
+    while True:
+        before = loop.time()
+        await asyncio.sleep(pause_s)
+        now = loop.time()
+        late = now - before > 2 * pause_s
+        if not late and now - stream.last_frame_at > silence_s:
+            _logger.warning("worker %s is silent for %g s: its stream is cut", stream.worker_id, silence_s)
+            stream.cut()
+            return

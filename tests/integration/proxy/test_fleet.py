@@ -1,0 +1,298 @@
+"""Workers that come, go, restart and disagree."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+
+from proxy import server
+from tests.support.fake_worker import FakeWorker, says, token_ids
+from tests.support.memory_index import MemoryStore
+from tests.support.proxy_harness import RunningProxy, body, running_proxy
+from tests.support.raw_http import post, raw_connection
+from tests.support.tiny_tokenizer import tiny_tokenizer_files
+from tests.support.waiting import eventually
+
+
+async def test_a_worker_that_comes_late_makes_the_proxy_ready(store: MemoryStore) -> None:
+    async with running_proxy(store) as proxy:
+        assert (await proxy.client.get("/ready")).status_code == 503
+        async with FakeWorker.open(store, script=says("hi"), served_names=("tiny", "alias")) as worker:
+            await proxy.ready()
+            ready = await proxy.client.get("/ready")
+            assert (ready.status_code, ready.json()) == (200, {"workers_ready": 1})
+            models = (await proxy.client.get("/v1/models")).json()["data"]
+            assert [model["id"] for model in models] == ["alias", "tiny"]
+            assert models[0]["object"] == "model" and models[0]["max_model_len"] == 4096
+            health = (await proxy.client.get("/health")).json()
+            assert health["status"] == "ok" and health["redis"]["reachable"] is True
+            (told,) = health["workers"]
+            assert told["id"] == "w1" and told["ready"] and told["incarnation"] == worker.record.incarnation
+            alias = await proxy.chat(model="alias")
+            assert alias.json()["model"] == "alias"
+            assert proxy.metric("prefixcache_workers_ready", model="tiny") == 1
+
+
+async def test_a_tokenizer_is_fetched_once_for_all_its_workers(store: MemoryStore) -> None:
+    async with (
+        FakeWorker.open(store, worker_id="w1") as one,
+        FakeWorker.open(store, worker_id="w2") as two,
+        running_proxy(store) as proxy,
+    ):
+        await proxy.ready(2)
+        paths = one.http_paths + two.http_paths
+        assert paths.count("/tokenizer/manifest") == 1
+        assert len(paths) == 1 + len(one.files.files)
+        one.drop()
+        await eventually(lambda: one.num_connections == 2)
+        await proxy.ready(2)
+        assert one.http_paths + two.http_paths == paths
+
+
+async def test_two_models_at_once(store: MemoryStore) -> None:
+    async with (
+        FakeWorker.open(store, worker_id="w1", model="one", script=says("of one")),
+        FakeWorker.open(
+            store,
+            worker_id="w2",
+            model="two",
+            script=says("of two"),
+            files=tiny_tokenizer_files(special_tokens=["<|x|>"]),
+        ),
+        running_proxy(store) as proxy,
+    ):
+        await proxy.ready(2)
+        for name, worker_id in (("one", "w1"), ("two", "w2")):
+            answer = await proxy.chat(model=name)
+            assert answer.headers["x-prefixcache-worker"] == worker_id
+        statistics = (await proxy.client.get("/cache/stats")).json()
+        assert set(statistics["models"]) == {"one", "two"}
+        assert (await proxy.chat(model="three")).status_code == 404
+
+
+async def test_a_worker_that_leaves_both_registry_and_stream_is_dropped(store: MemoryStore) -> None:
+    async with running_proxy(store) as proxy, FakeWorker.open(store, worker_id="w2", script=says("hi")):
+        async with FakeWorker.open(store, worker_id="w1", script=says("hi")):
+            await proxy.ready(2)
+            await store.registry().withdraw("w1")
+            reads = store.faults.num_calls
+            await eventually(lambda: store.faults.num_calls > reads + 2)
+            assert proxy.fleet.num_ready == 2, "a stream that stands keeps a worker"
+        await eventually(lambda: [link.worker_id for link in proxy.fleet.links] == ["w2"])
+        assert proxy.metric("prefixcache_num_requests_running", worker="w1") == 0
+        assert (await proxy.chat()).status_code == 200
+
+
+async def test_a_worker_that_dies_is_avoided_and_its_model_is_unavailable_not_unknown(store: MemoryStore) -> None:
+    async with running_proxy(store) as proxy:
+        async with FakeWorker.open(store):
+            await proxy.ready()
+        await proxy.ready(0)
+        answer = await proxy.chat()
+        assert answer.status_code == 503
+
+
+async def test_a_worker_restarted_under_its_id_at_another_address(store: MemoryStore) -> None:
+    async with running_proxy(store) as proxy:
+        async with FakeWorker.open(store, script=says("first life")) as first:
+            await proxy.ready()
+            assert (await proxy.chat()).status_code == 200
+        async with FakeWorker.open(store, script=says("second life")) as second:
+            await eventually(lambda: second.num_connections == 1)
+            await proxy.ready()
+            answer = await proxy.chat()
+            assert answer.json()["choices"][0]["message"]["content"] == "second life"
+            (link,) = proxy.fleet.links
+            assert link.incarnation == second.record.incarnation > first.record.incarnation
+
+
+async def test_a_worker_restarted_at_the_same_address_is_connected_again(store: MemoryStore) -> None:
+    async with running_proxy(store) as proxy:
+        async with FakeWorker.open(store, script=says("first life")) as first:
+            await proxy.ready()
+            port = int(first.record.address.rpartition(":")[2])
+        async with FakeWorker.open(store, script=says("second life"), port=port) as second:
+            await eventually(lambda: second.num_connections >= 1)
+            await proxy.ready()
+            assert (await proxy.chat()).json()["choices"][0]["message"]["content"] == "second life"
+            (link,) = proxy.fleet.links
+            assert link.incarnation == second.record.incarnation
+
+
+async def test_a_new_incarnation_of_the_same_process_keeps_its_stream(store: MemoryStore) -> None:
+    async with running_proxy(store) as proxy, FakeWorker.open(store) as worker:
+        await proxy.ready()
+        asking = asyncio.create_task(proxy.chat())
+        frame = await worker.next_generate()
+        again = await store.index(worker.record.namespace).register()
+        await store.registry().announce(msgspec.structs.replace(worker.record, incarnation=again.incarnation))
+        await eventually(lambda: proxy.fleet.links[0].incarnation == again.incarnation)
+        worker.step(frame.id, token_ids("hi"))
+        worker.end(frame.id)
+        assert (await asking).status_code == 200
+        assert worker.num_connections == 1
+
+
+async def test_an_outage_of_the_store_keeps_the_known_workers(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_proxy(store) as proxy, FakeWorker.open(store, script=says("hi")) as worker:
+        await proxy.ready()
+        store.unavailable = True
+        await eventually(lambda: not proxy.fleet.registry_reachable)
+        long_prompt = [{"role": "user", "content": "word " * 200}]
+        for _ in range(5):
+            assert (await proxy.chat(messages=long_prompt)).status_code == 200
+        assert proxy.metric("prefixcache_index_lookup_failures_total") == 5
+        assert (await proxy.client.get("/ready")).status_code == 200
+        assert (await proxy.client.get("/health")).json()["redis"]["reachable"] is False
+        worker.drop()
+        await eventually(lambda: worker.num_connections == 2)
+        await proxy.ready()
+        assert (await proxy.chat()).status_code == 200
+        warnings = [r for r in caplog.records if r.name == "proxy" and "did not answer" in r.getMessage()]
+        assert len(warnings) == 1
+        store.unavailable = False
+        await eventually(lambda: proxy.fleet.registry_reachable)
+
+
+async def test_a_store_that_is_down_at_the_start(store: MemoryStore) -> None:
+    async with FakeWorker.open(store, script=says("hi")):
+        store.unavailable = True
+        async with running_proxy(store) as proxy:
+            await eventually(lambda: store.faults.num_calls > 3)
+            assert (await proxy.chat()).status_code == 503
+            assert (await proxy.client.get("/health")).status_code == 200
+            store.unavailable = False
+            await proxy.ready()
+            await eventually(lambda: _answers(proxy))
+
+
+async def _answers(proxy: RunningProxy) -> bool:
+    return (await proxy.chat()).status_code == 200
+
+
+async def test_the_configured_secret_and_the_one_in_the_store(store: MemoryStore) -> None:
+    roots = []
+    async with FakeWorker.open(store, script=says("hi")) as worker:
+        for secret in (b"mine", b"other", None):
+            async with running_proxy(store, secret=secret) as proxy:
+                await proxy.ready()
+                await eventually(lambda: _answers(proxy))
+                roots.append(worker.generates[-1].root)
+    assert roots[0] == roots[1] == roots[2], "what stands in the store wins"
+    other = MemoryStore(lease_s=float("inf"))
+    async with FakeWorker.open(other, script=says("hi")) as worker, running_proxy(other, secret=b"other") as proxy:
+        await proxy.ready()
+        await eventually(lambda: _answers(proxy))
+        assert worker.generates[-1].root != roots[0]
+
+
+async def test_files_that_do_not_have_the_registered_fingerprint_are_refused(store: MemoryStore) -> None:
+    async with running_proxy(store) as proxy, FakeWorker.open(store, announce=False) as worker:
+        worker.served_files = {**worker.files.files, "chat_template.jinja": b"another template"}
+        await store.registry().announce(worker.record)
+        await eventually(lambda: worker.http_paths.count("/tokenizer/manifest") >= 2)
+        assert proxy.fleet.num_ready == 0
+        worker.served_files = None
+        await proxy.ready()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer.json": b"{}", "../../etc/passwd": b"x"},
+        {"tokenizer.json": b"{}", "weights.bin": b"x"},
+        {},
+        {"tokenizer.json": b"not a tokenizer"},
+    ],
+)
+async def test_odd_tokenizer_files_are_refused(store: MemoryStore, files: dict[str, bytes]) -> None:
+    async with running_proxy(store) as proxy, FakeWorker.open(store, announce=False) as worker:
+        worker.served_files = files
+        await store.registry().announce(worker.record)
+        await eventually(lambda: worker.http_paths.count("/tokenizer/manifest") >= 2)
+        assert proxy.fleet.num_ready == 0
+        assert not any("passwd" in path or "weights" in path for path in worker.http_paths)
+        assert (await proxy.chat()).status_code == 503
+
+
+async def test_a_worker_of_another_namespace_at_that_address_is_refused(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_proxy(store) as proxy, FakeWorker.open(store, announce=False) as worker:
+        worker.hello_namespace = "f" * 16
+        await store.registry().announce(worker.record)
+        await eventually(lambda: worker.num_connections >= 3)
+        assert proxy.fleet.num_ready == 0
+        assert "namespace" in caplog.text
+        assert sum("is not reachable" in record.getMessage() for record in caplog.records) == 1
+        worker.hello_namespace = None
+        await proxy.ready()
+
+
+async def test_one_name_in_two_namespaces_goes_where_most_workers_are(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        running_proxy(store) as proxy,
+        FakeWorker.open(store, worker_id="a", revision="r1", script=says("hi")),
+        FakeWorker.open(store, worker_id="b", revision="r2", script=says("hi")),
+    ):
+        await proxy.ready(2)
+        served = {(await proxy.chat()).headers["x-prefixcache-worker"] for _ in range(5)}
+        assert served == {"b"}, "the newest of equally many"
+        async with FakeWorker.open(store, worker_id="c", revision="r1", script=says("hi")):
+            await proxy.ready(3)
+            served = {(await proxy.chat()).headers["x-prefixcache-worker"] for _ in range(10)}
+            assert served and served <= {"a", "c"}
+        told = [record for record in caplog.records if "namespaces serve" in record.getMessage()]
+        assert len(told) == 2, "once for each choice"
+
+
+async def test_requests_go_to_the_least_waiting_worker(store: MemoryStore) -> None:
+    async with (
+        running_proxy(store) as proxy,
+        FakeWorker.open(store, worker_id="a") as a,
+        FakeWorker.open(store, worker_id="b") as b,
+    ):
+        await proxy.ready(2)
+        asking = [asyncio.create_task(proxy.chat()) for _ in range(6)]
+        await eventually(lambda: len(a.generates) + len(b.generates) == 6)
+        assert (len(a.generates), len(b.generates)) == (3, 3)
+        for worker in (a, b):
+            for frame in worker.generates:
+                worker.step(frame.id, token_ids("hi"))
+                worker.end(frame.id)
+        assert [(await task).status_code for task in asking] == [200] * 6
+        a.beat(waiting=4, running=1)
+        await eventually(lambda: any(link.num_waiting == 4 for link in proxy.fleet.links))
+        task = asyncio.create_task(proxy.chat())
+        await eventually(lambda: len(b.generates) == 4)
+        b.end(b.generates[-1].id)
+        await task
+        assert proxy.metric("prefixcache_num_requests_waiting") == 0, "others' requests are not ours"
+
+
+async def test_a_proxy_that_stops_lets_streams_end_and_then_cuts_them(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SHUTDOWN_GRACE_S", 0.3)
+    async with FakeWorker.open(store) as worker, AsyncExitStack() as connections:
+        async with running_proxy(store) as proxy:
+            await proxy.ready()
+            opened = [await connections.enter_async_context(raw_connection(proxy.port)) for _ in range(2)]
+            ids = []
+            for connection in opened:
+                connection.send(post("/v1/chat/completions", body(stream=True)))
+                ids.append((await worker.next_generate()).id)
+                worker.step(ids[-1], token_ids("hi"))
+                await connection.head()
+            asyncio.get_running_loop().call_later(0.1, worker.end, ids[0])
+        ending, cut = [await connection.read_all() for connection in opened]
+        assert ending.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert b"hi" in cut and b"[DONE]" not in cut and not cut.endswith(b"0\r\n\r\n")
+        await eventually(lambda: worker.aborts == [ids[1]])

@@ -1,0 +1,364 @@
+"""Validation of chat completion requests: every field, every refusal, and what each refusal names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixcache.errors import InvalidRequest
+from prefixcache.limits import MAX_MESSAGES, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from proxy.chat_request import NO_OPS, ChatRequest, _Body, parse_chat_request
+
+USER = {"role": "user", "content": "hi"}
+
+
+def parsed(**fields: Any) -> ChatRequest:
+    return parse_chat_request(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+
+
+def refusal(**fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parsed(**fields)
+    return caught.value
+
+
+def refusal_of_bytes(body: bytes) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat_request(body)
+    return caught.value
+
+
+def test_defaults() -> None:
+    assert parsed() == ChatRequest(model="m", messages=({"role": "user", "content": "hi"},))
+
+
+def test_every_honoured_field() -> None:
+    chat = parsed(
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.25,
+        seed=11,
+        stop=["a", "b"],
+        cache_salt="tenant",
+        user="u",
+        safety_identifier="s",
+        metadata={"k": "v"},
+        store=False,
+    )
+    assert chat == ChatRequest(
+        model="m",
+        messages=({"role": "user", "content": "hi"},),
+        stream=True,
+        include_usage=True,
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.25,
+        seed=11,
+        stop=("a", "b"),
+        cache_salt="tenant",
+    )
+
+
+NULLABLE = sorted(set(_Body.__struct_fields__) - {"model", "messages"})
+
+
+@pytest.mark.parametrize("name", NULLABLE)
+def test_null_asks_for_nothing(name: str) -> None:
+    assert parsed(**{name: None}) == parsed()
+
+
+def test_each_raw_field_has_its_no_ops() -> None:
+    honoured = {
+        *("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature"),
+        *("top_p", "seed", "stop", "cache_salt", "user", "safety_identifier", "metadata"),
+    }
+    assert set(_Body.__struct_fields__) - honoured == set(NO_OPS)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_OPS.items() for value in values])
+def test_a_no_op_value_of_a_field_not_honoured_is_accepted(name: str, value: Any) -> None:
+    assert parsed(**{name: value}) == parsed()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("n", True),
+        ("n", "1"),
+        ("logprobs", True),
+        ("logprobs", 0),
+        ("top_logprobs", 3),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}),
+        ("frequency_penalty", 0.1),
+        ("frequency_penalty", False),
+        ("presence_penalty", -1),
+        ("repetition_penalty", 1.05),
+        ("logit_bias", {"5": -1}),
+        ("audio", {"voice": "x"}),
+        ("modalities", ["text", "audio"]),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("service_tier", "flex"),
+        ("store", True),
+        ("reasoning_effort", "low"),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("top_k", 7),
+        ("min_p", 0.05),
+        ("min_tokens", 1),
+        ("best_of", 2),
+        ("ignore_eos", True),
+        ("skip_special_tokens", False),
+        ("stop_token_ids", [1_000_000_000]),
+        ("use_beam_search", True),
+        ("length_penalty", 2),
+        ("echo", True),
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("chat_template", "{{ 1 }}"),
+        ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}),
+        ("guided_json", {"type": "object"}),
+        ("prompt", "text"),
+        ("x" * 5000, 1),
+    ],
+)
+def test_a_field_not_honoured_is_refused_by_name(name: str, value: Any) -> None:
+    assert refusal(**{name: value}).param == name[:100]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": 3}, "model"),
+        ({"model": ""}, "model"),
+        ({"model": None}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": {}}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [USER, 3]}, "messages[1]"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
+            "messages[1].content[0].cache_control",
+        ),
+        ({"messages": [{**USER, "weight": 1}]}, "messages[0].weight"),
+        ({"messages": [{**USER, "name": 1}]}, "messages[0].name"),
+        ({"messages": [{**USER, "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{**USER, "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{**USER, "reasoning_content": "x"}]}, "messages[0].reasoning_content"),
+        ({"messages": [{**USER, "function_call": {"name": "f"}}]}, "messages[0].function_call"),
+        ({"messages": [{**USER, "refusal": "no"}]}, "messages[0].refusal"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "function": {}}]}]},
+            "messages[0].tool_calls[0].function.name",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "1", "type": "custom", "function": {"name": "f", "arguments": "{}"}}],
+                    }
+                ]
+            },
+            "messages[0].tool_calls[0].type",
+        ),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a", 3]}, "stop[1]"),
+        ({"stop": 3}, "stop"),
+        ({"stop": ["a"] * (MAX_STOP_STRINGS + 1)}, "stop"),
+        ({"stop": "a" * (MAX_STOP_STRING_CHARS + 1)}, "stop"),
+        ({"cache_salt": 3}, "cache_salt"),
+        ({"user": 3}, "user"),
+        ({"metadata": []}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": "x" * 70_000}}, "metadata"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refusal(**fields)
+    assert error.param == param
+    assert error.status == 400
+    assert str(error)
+
+
+def test_messages_are_counted() -> None:
+    assert refusal(messages=[USER] * (MAX_MESSAGES + 1)).param == "messages"
+
+
+@pytest.mark.parametrize("missing", ["model", "messages"])
+def test_a_missing_field_is_named(missing: str) -> None:
+    body = {"model": "m", "messages": [USER]}
+    del body[missing]
+    assert refusal_of_bytes(json.dumps(body).encode()).param == missing
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"model": "m", "messages": [{"role": "user", "content": "x"}]} trailing',
+        b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": Infinity}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [NaN]}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "\xff\xfe"}]}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "\xed\xa0\xbc"}]}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "cut here: \\ud83c tail"}]}',
+        b'{"model": "\\ud83c", "messages": [{"role": "user", "content": "x"}]}',
+        b'{"model": "m", "cache_salt": "\\udc00", "messages": [{"role": "user", "content": "x"}]}',
+        b'{"model": "m", "stop": "\\udc00", "messages": [{"role": "user", "content": "x"}]}',
+        b'{"model": "m", "tools": ["\\udc00"], "messages": [{"role": "user", "content": "x"}]}',
+        b"[" * 1000 + b"]" * 1000,
+        b'{"model": "m", "messages": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b'{"model": "m", "messages": [], "tools": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b'{"model": "m", "messages": [], "tools": ' + b"[" * 100_000,
+        b'{"model": "m", "messages": [], "metadata": ' + b'{"a":' * 1000 + b"1" + b"}" * 1001,
+        b'{"model": "m", "messages": [], "odd": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"model": "m", "messages": [], "seed": ' + b"9" * 100_000 + b"}",
+    ],
+)
+def test_a_body_that_is_no_sound_json_is_refused_with_a_short_message(body: bytes) -> None:
+    assert 0 < len(str(refusal_of_bytes(body))) < 300
+
+
+def test_paired_surrogate_escapes_are_one_character() -> None:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "\\ud83c\\udf88"}]}'
+    assert parse_chat_request(body).messages[0]["content"] == "\N{BALLOON}"
+
+
+def test_max_completion_tokens_beats_max_tokens() -> None:
+    assert parsed(max_tokens=5, max_completion_tokens=9).max_tokens == 9
+    assert parsed(max_completion_tokens=9).max_tokens == 9
+
+
+@pytest.mark.parametrize(("given_seed", "seed"), [(0, 0), (-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1)])
+def test_seeds_of_64_bits_with_and_without_sign(given_seed: int, seed: int) -> None:
+    assert parsed(seed=given_seed).seed == seed
+
+
+@pytest.mark.parametrize("value", [0, 2, 1.5])
+def test_temperatures(value: float) -> None:
+    assert parsed(temperature=value).temperature == value
+
+
+def test_a_single_stop_string() -> None:
+    assert parsed(stop="end").stop == ("end",)
+    assert parsed(stop=[]).stop == ()
+
+
+def test_developer_is_system_and_text_parts_are_joined() -> None:
+    chat = parsed(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Al"},
+        ]
+    )
+    assert chat.messages == (
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a\nb", "name": "Al"},
+    )
+
+
+def test_a_tool_loop_reaches_the_template_as_it_is() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    chat = parsed(
+        messages=[
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [{**call, "index": 0}], "reasoning_content": "hm"},
+            {"role": "tool", "tool_call_id": "call_1", "content": "4C"},
+        ]
+    )
+    assert chat.messages[1:] == (
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "4C", "tool_call_id": "call_1"},
+    )
+
+
+def test_a_message_as_the_openai_client_gave_it_out_comes_back_in() -> None:
+    dumped: dict[str, Any] = {
+        "role": "assistant",
+        "content": "yes",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert parsed(messages=[USER, dumped]).messages[1] == {"role": "assistant", "content": "yes"}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_request_or_a_refusal(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_chat_request(body)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(_Body.__struct_fields__), json_values)
+def test_any_value_of_any_field_is_taken_or_refused_by_a_name_that_begins_with_the_field(name: str, value: Any) -> None:
+    try:
+        parsed(**{name: value})
+    except InvalidRequest as error:
+        assert error.param is not None and error.param.startswith(name)

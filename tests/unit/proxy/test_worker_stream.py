@@ -1,0 +1,291 @@
+"""The protocol v1 stream, driven by bytes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from prefixcache.errors import InvalidRequest, PrefixCacheError, ProtocolError, Unavailable, WorkerFault
+from prefixcache.limits import MAX_FRAME_BYTES
+from prefixcache.protocol import (
+    Abort,
+    Accepted,
+    Beat,
+    End,
+    Fail,
+    FailKind,
+    Frame,
+    Generate,
+    Hello,
+    Sampling,
+    Started,
+    Step,
+    StepEntry,
+    Usage,
+    decode_from_proxy,
+    encode,
+)
+from proxy.worker_stream import WorkerStream, cut_when_silent
+from tests.support.recording_transport import RecordingTransport
+
+SPACE = "0123456789abcdef"
+USAGE = Usage(cached_tokens=16, computed_tokens=4, output_tokens=2, queue_s=0, prefill_s=0, decode_s=0, preemptions=0)
+
+
+class RecordingSink:
+    """Keeps every call; raises `error` from on_tokens and on_end if there is one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls: list[object] = []
+        self._error = error
+
+    def on_started(self, cached_tokens: int) -> None:
+        self.calls.append(("started", cached_tokens))
+
+    def on_tokens(self, index: int, ids: tuple[int, ...]) -> None:
+        self.calls.append((index, ids))
+        if self._error is not None:
+            raise self._error
+
+    def on_end(self, end: End) -> None:
+        self.calls.append(end.reason)
+        if self._error is not None:
+            raise self._error
+
+    def on_fail(self, error: Exception) -> None:
+        self.calls.append(error)
+
+
+class Wire:
+    """A stream past its hello, and what goes over it."""
+
+    def __init__(self, *, hello: bool = True) -> None:
+        self.beats: list[Beat] = []
+        self.stream = WorkerStream("w1", Hello(namespace=SPACE), self.beats.append)
+        self.transport = RecordingTransport(self.stream)
+        self.stream.connection_made(self.transport)
+        if hello:
+            self.receive(Hello(namespace=SPACE, incarnation=5))
+
+    def receive(self, *frames: Frame) -> None:
+        self.stream.data_received(b"".join(map(encode, frames)))
+
+    def sent(self) -> list[object]:
+        return [decode_from_proxy(body) for body in self.transport.frames()]
+
+    def generate(self, request_id: str, sink: RecordingSink) -> None:
+        self.stream.generate(_generate(request_id), sink)
+
+
+def _generate(request_id: str) -> Generate:
+    return Generate(id=request_id, root=1, prompt_ids=b"\0\0\0\0", sampling=Sampling(seed=1), max_tokens=4)
+
+
+def _step(*entries: tuple[str, int, tuple[int, ...]]) -> Step:
+    return Step(entries=tuple(StepEntry(id=i, index=n, ids=ids) for i, n, ids in entries))
+
+
+def _body(frame: dict[str, object]) -> bytes:
+    data = msgspec.msgpack.encode(frame)
+    return len(data).to_bytes(4, "big") + data
+
+
+async def test_says_hello_first_and_knows_the_workers() -> None:
+    wire = Wire()
+    assert wire.sent() == [Hello(namespace=SPACE)]
+    assert (await wire.stream.hello).incarnation == 5
+    assert wire.stream.open
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (Hello(namespace="f" * 16), "namespace"),
+        (Hello(namespace=SPACE, major=2), "protocol 2"),
+        (Beat(incarnation=1, step=1, running=0, waiting=0), "before its hello"),
+    ],
+)
+async def test_a_wrong_hello_ends_the_stream(frame: Frame, words: str) -> None:
+    wire = Wire(hello=False)
+    wire.receive(frame)
+    with pytest.raises(ProtocolError, match=words):
+        await wire.stream.hello
+    assert not wire.stream.open
+    await wire.stream.closed
+
+
+async def test_a_peer_that_leaves_before_its_hello() -> None:
+    wire = Wire(hello=False)
+    wire.transport.close()
+    with pytest.raises(ProtocolError, match="before its hello"):
+        await wire.stream.hello
+
+
+async def test_one_step_frame_serves_many_requests_in_order() -> None:
+    wire = Wire()
+    sinks = {name: RecordingSink() for name in "abc"}
+    for name, sink in sinks.items():
+        wire.generate(name, sink)
+    assert (wire.stream.num_waiting, wire.stream.num_running) == (3, 0)
+    wire.receive(Accepted(id="a", position=0), Started(id="a", cached_tokens=16), Started(id="b", cached_tokens=0))
+    assert (wire.stream.num_waiting, wire.stream.num_running) == (1, 2)
+    wire.receive(_step(("a", 0, (7,)), ("b", 0, (8, 9)), ("c", 0, (1,)), ("gone", 0, (1,))))
+    assert (wire.stream.num_waiting, wire.stream.num_running) == (0, 3)
+    wire.receive(End(id="a", reason="stop", usage=USAGE))
+    assert sinks["a"].calls == [("started", 16), (0, (7,)), "stop"]
+    assert sinks["b"].calls == [("started", 0), (0, (8, 9))]
+    assert sinks["c"].calls == [(0, (1,))]
+    assert (wire.stream.num_waiting, wire.stream.num_running) == (0, 2)
+
+
+async def test_any_cut_of_the_bytes_gives_the_same_calls() -> None:
+    wire = Wire()
+    sink = RecordingSink()
+    wire.generate("a", sink)
+    frames = [Started(id="a", cached_tokens=0), _step(("a", 0, (1, 2))), End(id="a", reason="length", usage=USAGE)]
+    for byte in b"".join(map(encode, frames)):
+        wire.stream.data_received(bytes([byte]))
+    assert sink.calls == [("started", 0), (0, (1, 2)), "length"]
+
+
+async def test_beats_and_unknown_frames() -> None:
+    wire = Wire()
+    beat = Beat(incarnation=6, step=3, running=1, waiting=2)
+    wire.stream.data_received(_body({"type": "telepathy", "id": "x"}))
+    wire.receive(beat)
+    assert wire.beats == [beat]
+    assert wire.stream.open
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("refused", InvalidRequest),
+        ("overloaded", Unavailable),
+        ("draining", Unavailable),
+        ("worker_fault", WorkerFault),
+    ],
+)
+async def test_what_a_fail_means(kind: FailKind, error: type[PrefixCacheError]) -> None:
+    wire = Wire()
+    sink = RecordingSink()
+    wire.generate("a", sink)
+    wire.receive(Fail(id="a", kind=kind, message="detail of the worker"))
+    (told,) = sink.calls
+    assert type(told) is error
+    assert ("detail" in str(told)) == (kind == "refused"), "only a refusal is about the request"
+    assert wire.stream.num_waiting == 0
+
+
+async def test_a_lost_stream_fails_every_request_and_takes_no_more() -> None:
+    wire = Wire()
+    sinks = [RecordingSink(), RecordingSink()]
+    wire.generate("a", sinks[0])
+    wire.generate("b", sinks[1])
+    wire.receive(Started(id="b", cached_tokens=0))
+    wire.transport.close()
+    assert isinstance(sinks[0].calls[-1], WorkerFault)
+    assert isinstance(sinks[1].calls[-1], WorkerFault)
+    with pytest.raises(Unavailable):
+        wire.generate("c", RecordingSink())
+    await wire.stream.closed
+
+
+async def test_a_worker_that_does_not_read_gets_no_more_requests() -> None:
+    wire = Wire()
+    wire.transport.backlog_bytes = MAX_FRAME_BYTES + 1
+    with pytest.raises(Unavailable, match="does not read"):
+        wire.generate("a", RecordingSink())
+    assert wire.stream.num_waiting == 0
+
+
+async def test_abort_with_and_without_forgetting() -> None:
+    wire = Wire()
+    kept, forgotten = RecordingSink(), RecordingSink()
+    wire.generate("kept", kept)
+    wire.generate("forgotten", forgotten)
+    wire.stream.abort("kept", forget=False)
+    wire.stream.abort("forgotten", forget=True)
+    wire.stream.abort("never known", forget=True)
+    assert wire.sent()[3:] == [Abort(id="kept"), Abort(id="forgotten")]
+    wire.receive(End(id="kept", reason="aborted", usage=USAGE), End(id="forgotten", reason="aborted", usage=USAGE))
+    assert kept.calls == ["aborted"]
+    assert forgotten.calls == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("our bug"), WorkerFault("skipped")])
+async def test_an_exception_in_one_sink_ends_that_request_alone(error: Exception) -> None:
+    wire = Wire()
+    broken, sound = RecordingSink(error), RecordingSink()
+    wire.generate("broken", broken)
+    wire.generate("sound", sound)
+    wire.receive(_step(("broken", 0, (1,)), ("sound", 0, (2,))))
+    assert broken.calls == [(0, (1,)), error]
+    assert sound.calls == [(0, (2,))]
+    assert Abort(id="broken") in wire.sent()
+    assert wire.stream.open
+
+
+async def test_an_exception_at_the_end_is_told_too() -> None:
+    wire = Wire()
+    error = RuntimeError("our bug")
+    sink = RecordingSink(error)
+    wire.generate("a", sink)
+    wire.receive(End(id="a", reason="stop", usage=USAGE))
+    assert sink.calls == ["stop", error]
+
+
+async def test_a_malformed_frame_about_one_request_fails_that_request() -> None:
+    wire = Wire()
+    sink, other = RecordingSink(), RecordingSink()
+    wire.generate("a", sink)
+    wire.generate("b", other)
+    wire.stream.data_received(_body({"type": "started", "id": "a", "cached_tokens": "many"}))
+    assert isinstance(sink.calls[-1], WorkerFault)
+    assert other.calls == []
+    assert wire.stream.open
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _body({"type": "step", "entries": 3}),
+        _body({"type": "end", "id": "nobody's", "reason": "bored"}),
+        _body({"no": "type"}),
+        b"\x00\x00\x00\x01\xc1",
+        b"\xff\xff\xff\xff",
+        encode(Hello(namespace=SPACE)),
+    ],
+)
+async def test_a_broken_stream_is_cut(data: bytes) -> None:
+    wire = Wire()
+    sink = RecordingSink()
+    wire.generate("a", sink)
+    wire.stream.data_received(data)
+    assert not wire.stream.open
+    assert isinstance(sink.calls[-1], WorkerFault)
+
+
+async def test_silence_cuts_the_stream_and_frames_keep_it() -> None:
+    wire = Wire()
+    watch = asyncio.create_task(cut_when_silent(wire.stream, silence_s=0.1))
+    loop = asyncio.get_running_loop()
+    heard_until = loop.time() + 0.3
+    while loop.time() < heard_until:
+        wire.receive(Beat(incarnation=5, step=0, running=0, waiting=0))
+        await asyncio.sleep(0.01)
+    assert wire.stream.open
+    async with asyncio.timeout(5):
+        await watch
+    assert not wire.stream.open
+    assert loop.time() - wire.stream.last_frame_at > 0.1
+
+
+async def test_a_token_reaches_its_sink_inside_data_received() -> None:
+    wire = Wire()
+    sink = RecordingSink()
+    wire.generate("a", sink)
+    wire.receive(_step(("a", 0, (1,))))
+    assert sink.calls == [(0, (1,))], "without a turn of the event loop"
