@@ -10,15 +10,13 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1_024
 MAX_METADATA_BYTES = 64 * 1024
 MAX_REQUEST_ID_CHARS = 128
-MAX_NESTING = 64
-"""Depth of lists and objects in a request body."""
+MAX_STREAM_BACKLOG_BYTES = 1024 * 1024
+"""Bytes a client may leave unread before its stream is cut."""
 
 # --- protocol v1 ------------------------------------------------------------------------------------------
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HELLO_TIMEOUT_S = 5.0
 BEAT_INTERVAL_S = 0.5
-MAX_STREAM_BACKLOG_BYTES = 1024 * 1024
-"""Bytes a client may leave unread before its stream is cut."""
 MAX_HELLO_BYTES = 64 * 1024
 """Bytes a peer may send before its hello is complete."""
 MAX_PROXY_BACKLOG_BYTES = 8 * 1024 * 1024

@@ -1,7 +1,17 @@
-"""For every test: OpenMP threads wait asleep; spinning ones slow each other down many times on few cores."""
+"""For every test: OpenMP threads that wait asleep, and how many examples hypothesis tries.
+
+Spinning OpenMP threads slow each other down many times on few cores. HYPOTHESIS_PROFILE=thorough tries twenty times as
+many examples as an ordinary run.
+"""
 
 from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+settings.register_profile("quick", max_examples=25, deadline=None, print_blob=True)
+settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -138,3 +138,16 @@ def test_the_packages_imported_are_ours(module: object) -> None:
     origin = getattr(module, "__file__", None)
     assert isinstance(origin, str)
     assert Path(origin).resolve().is_relative_to(ROOT)
+
+
+def test_architecture_has_one_line_a_file() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for package in PACKAGES:
+        section = text.partition(f"### {package}:")[2].partition("\n#")[0]
+        listed = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+        present = [
+            str(path.relative_to(ROOT / package))
+            for path in sorted((ROOT / package).rglob("*"))
+            if path.suffix in (".py", ".lua") and path.name != "__init__.py"
+        ]
+        assert listed == present
