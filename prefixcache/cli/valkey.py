@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -24,6 +25,11 @@ _LEAST_MAJOR = 7
 _LOG_LINES_SHOWN = 20
 _MOST_SOCKET_PATH_BYTES = 107
 """sockaddr_un of Linux, without its closing zero."""
+
+_SOCKET_NAME = "valkey.sock"
+_FOLDER_PREFIX = "prefixcache-"
+_ABANDONED_AFTER_S = 60.0
+"""A folder younger than this may belong to a server that is just starting."""
 
 _SETTINGS = """\
 port 0
@@ -104,10 +110,11 @@ class EmbeddedValkey:
     @property
     def _socket(self) -> Path:
         assert self._folder is not None, "the server is not started"
-        return self._folder / "valkey.sock"
+        return self._folder / _SOCKET_NAME
 
     def __enter__(self) -> EmbeddedValkey:
         server = self._server or find_server()
+        _remove_abandoned()
         self._folder = _private_folder()
         try:
             self._start(server, self._folder)
@@ -173,10 +180,26 @@ class EmbeddedValkey:
             self._folder = None
 
 
+def _remove_abandoned() -> None:
+    """Removes the folders of servers whose parent was killed outright: ours, no longer young, and nobody listens."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        path = folder / _SOCKET_NAME
+        try:
+            if path.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < _ABANDONED_AFTER_S:
+                continue
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_ATTEMPT_TIMEOUT_S)
+                connection.connect(str(path))
+        except ConnectionRefusedError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
+
+
 def _private_folder() -> Path:
     """A fresh folder of mode 0700 whose path leaves room for a unix socket's name."""
-    folder = Path(tempfile.mkdtemp(prefix="prefixcache-"))
-    if len(bytes(folder / "valkey.sock")) > _MOST_SOCKET_PATH_BYTES:
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
+    if len(bytes(folder / _SOCKET_NAME)) > _MOST_SOCKET_PATH_BYTES:
         folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="prefixcache-", dir="/tmp"))
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir="/tmp"))
     return folder

