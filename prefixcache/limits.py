@@ -9,6 +9,19 @@ MAX_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1_024
 MAX_METADATA_BYTES = 64 * 1024
+MAX_TOP_LOGPROBS = 20
+MAX_PENALTY = 2.0
+"""Presence and frequency penalties lie between its negative and itself, as in OpenAI's API; so does MAX_LOGIT_BIAS."""
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIAS_TOKENS = 1_024
+MAX_STOP_TOKEN_IDS = 256
+"""Those of the model and those of the request."""
+MAX_CHOICES = 128
+"""Choices of one prompt, as OpenAI's `n`."""
+MAX_GENERATIONS = 512
+"""Prompts times choices of one request: half of a worker's waiting queue."""
+MAX_ECHO_CHARS = 16 * 1024 * 1024
+"""Text of prompts that one answer repeats, over all its choices."""
 MAX_REQUEST_ID_CHARS = 128
 MAX_STREAM_BACKLOG_BYTES = 1024 * 1024
 """Bytes a client may leave unread before its stream is cut."""
@@ -69,15 +82,23 @@ RECONNECT_FIRST_S = 0.05
 RECONNECT_MOST_S = 2.0
 WORKER_SILENCE_S = 10.0
 """A worker that sends no frame at all for this long (20 beats) is taken for lost and its stream is cut."""
+WORKER_SUSPECT_S = 2.0
+"""After four missing beats a worker gets no further request as long as another one may take it."""
 END_WAIT_S = 1.0
 """Wait for a worker's last word after an abort on a stop string; the usage in it is the true one."""
 SECRET_READ_S = 5.0
 
 # --- proxy ------------------------------------------------------------------------------------------------
+MAX_MATCHES_AT_ONCE = 8
+"""Prompts of one request that are looked up together; half of the connections to Redis."""
+CORS_MAX_AGE_S = 600
+"""How long a browser may remember what a preflight allowed."""
 CLIENT_DRAIN_S = 30.0
 """Wait for a client to read the end of a finished stream."""
 SHUTDOWN_GRACE_S = 3.0
-"""Requests in flight may run this long after SIGTERM."""
+"""Requests in flight may run this long after SIGTERM; then they are told that the proxy is shutting down."""
+SHUTDOWN_CLOSE_S = 1.0
+"""Wait for those last words to be written. Together well below the patience of `prefixcache up`."""
 RETRY_AFTER_S = 1
 SAME_WARNING_S = 10.0
 """A warning that repeats is logged once in this time."""

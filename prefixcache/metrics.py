@@ -16,6 +16,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series fo
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120)
 ITL_BUCKETS_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
 LOOKUP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05)
+PHASE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
+"""Queue, prefill and decode of one request: a cached prefill takes milliseconds, a long answer minutes."""
 STEP_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 
 
@@ -31,6 +33,9 @@ class ProxyMetrics:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "prefixcache_requests", "Requests answered, by HTTP status", ("model", "code"), registry=registry
+        )
+        self.request_errors = Counter(
+            "prefixcache_request_errors", "Requests that ended in an error, by its code", ("code",), registry=registry
         )
         self.prompt_tokens = Counter(
             "prefixcache_prompt_tokens", "Prompt tokens of completed requests", ("model",), registry=registry
@@ -53,7 +58,7 @@ class ProxyMetrics:
         )
         self.inter_token_latency = Histogram(
             "prefixcache_inter_token_latency_seconds",
-            "Gap between output tokens of one request",
+            "Gap between output tokens of one generation",
             ("model",),
             buckets=ITL_BUCKETS_S,
             registry=registry,
@@ -63,6 +68,27 @@ class ProxyMetrics:
             "Request received to its end",
             ("model",),
             buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.request_queue_time = Histogram(
+            "prefixcache_request_queue_time_seconds",
+            "Time of one generation before its first chunk, by its worker's account",
+            ("model",),
+            buckets=PHASE_BUCKETS_S,
+            registry=registry,
+        )
+        self.request_prefill_time = Histogram(
+            "prefixcache_request_prefill_time_seconds",
+            "First chunk to first token of one generation, by its worker's account",
+            ("model",),
+            buckets=PHASE_BUCKETS_S,
+            registry=registry,
+        )
+        self.request_decode_time = Histogram(
+            "prefixcache_request_decode_time_seconds",
+            "First token to the end of one generation, by its worker's account",
+            ("model",),
+            buckets=PHASE_BUCKETS_S,
             registry=registry,
         )
         self.index_lookup = Histogram(
@@ -110,7 +136,37 @@ class WorkerMetrics:
         )
         self.requests_waiting = Gauge("prefixcache_worker_requests_waiting", "Requests not started", registry=registry)
         self.requests = Counter(
-            "prefixcache_worker_requests", "Requests ended, by reason", ("reason",), registry=registry
+            "prefixcache_worker_requests", "Requests ended or turned away, by reason", ("reason",), registry=registry
+        )
+        self.request_queue_time = Histogram(
+            "prefixcache_worker_request_queue_time_seconds",
+            "Request received to the start of its first chunk",
+            buckets=PHASE_BUCKETS_S,
+            registry=registry,
+        )
+        self.request_prefill_time = Histogram(
+            "prefixcache_worker_request_prefill_time_seconds",
+            "Start of the first chunk to the first token",
+            buckets=PHASE_BUCKETS_S,
+            registry=registry,
+        )
+        self.request_decode_time = Histogram(
+            "prefixcache_worker_request_decode_time_seconds",
+            "First token to the end of the request, whatever ended it",
+            buckets=PHASE_BUCKETS_S,
+            registry=registry,
+        )
+        self.time_to_first_token = Histogram(
+            "prefixcache_worker_time_to_first_token_seconds",
+            "Request received by the worker to its first token",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.inter_token_latency = Histogram(
+            "prefixcache_worker_inter_token_latency_seconds",
+            "Gap between output tokens of one request",
+            buckets=ITL_BUCKETS_S,
+            registry=registry,
         )
         self.prompt_tokens = Counter(
             "prefixcache_worker_prompt_tokens", "Prompt tokens of started requests", registry=registry

@@ -36,13 +36,33 @@ class Frame(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is drawn. The draw for output token n depends on (seed, choice, n) alone."""
+    """How the next token is drawn. The draw for output token n depends on (seed, choice, n) alone.
+
+    Order: logit_bias, penalties (repetition first), min_tokens, temperature, top_k, top_p, min_p. Log probabilities
+    are those of the model's own logits, before any of it.
+    """
 
     seed: int
     """0 <= seed < 2**64, made by the proxy if the client sent none."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
+    top_k: int | None = None
+    """Only the k most likely tokens; None for all."""
+    min_p: float = 0.0
+    """Only tokens at least this fraction as likely as the most likely one."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token in the output so far."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each time that a token stands in the output so far."""
+    repetition_penalty: float = 1.0
+    """Positive logits of tokens in prompt or output are divided by it, negative ones multiplied."""
+    logit_bias: dict[int, float] = {}
+    """Token id -> what is added to its logit."""
+    min_tokens: int = 0
+    """Stop ids are not drawn before this many output tokens."""
+    top_logprobs: int | None = None
+    """Alternatives whose log probabilities come with each token; 0 for the drawn token alone, None for nothing."""
 
 
 class Hello(Frame, frozen=True, kw_only=True, tag="hello"):
@@ -86,6 +106,19 @@ class Started(Frame, frozen=True, kw_only=True, tag="started"):
     """Prompt tokens whose KV was there when the first chunk began; `end` has the final count."""
 
 
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot write, and for all below it; OpenAI's API has the same."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log probabilities at one output token, none below LEAST_LOGPROB."""
+
+    logprob: float
+    """Of the token drawn."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log probability), most likely first; as many as were asked for."""
+
+
 class StepEntry(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request."""
 
@@ -93,6 +126,8 @@ class StepEntry(msgspec.Struct, frozen=True, array_like=True):
     index: int
     """Place of the first of `ids` in the output, counting from the beginning of `output_ids`."""
     ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `ids` where they were asked for."""
 
 
 class Step(Frame, frozen=True, kw_only=True, tag="step"):

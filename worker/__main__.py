@@ -8,22 +8,29 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 from types import FrameType
 
 import click
 import uvloop
+from click.core import ParameterSource
 
-from prefixcache.config import settings_command
+from prefixcache.config import ENVIRONMENT_PREFIX, settings_command
 from prefixcache.cpu import usable_cores
 from prefixcache.errors import ConfigError
+from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, byte_tokenizer_files
 from prefixcache.store import RedisStore
-from worker.config import WorkerConfig, parse_address, parse_memory, unique_worker_id
+from worker.config import SimConfig, TorchConfig, WorkerConfig, parse_address, parse_memory, unique_worker_id
 from worker.model_folder import ModelFolder
 from worker.runner import Runner
 from worker.server import bind
 from worker.service import ServedModel, Worker, serve
+from worker.sim_costs import CostModel
+from worker.sim_model import REVISION
+from worker.sim_runner import DEFAULT_NUM_BLOCKS, SimRunner
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +38,42 @@ _EXIT_ENGINE_FAILED = 1
 _EXIT_CONFIG = 2
 
 
+_ONLY_WITH = {
+    "torch": ("dtype", "kv_memory", "threads"),
+    "sim": tuple(f"sim_{field.name}" for field in fields(CostModel)),
+}
+"""Settings that one runner has and the other has not."""
+
+
+def _sim_options(function: Callable[..., None]) -> Callable[..., None]:
+    """One flag for each term of the simulation's cost model."""
+    helps = {
+        "prefill_us": "Microseconds for each uncached prompt token.",
+        "step_ms": "Milliseconds that every step takes.",
+        "itl_ms": "Milliseconds that a step with decodes takes besides.",
+        "itl_per_sequence_ms": "Milliseconds for each decode in a step.",
+        "itl_per_1k_context_ms": "Milliseconds for every 1,000 tokens of the decodes' contexts.",
+        "speed": "Divides all of these: 10 for ten times as fast, inf for no waiting at all.",
+    }
+    for field in reversed(fields(CostModel)):
+        flag = f"--sim-{field.name.replace('_', '-')}"
+        option = click.option(flag, type=float, default=field.default, help=f"Simulation: {helps[field.name]}")
+        function = option(function)
+    return function
+
+
 @settings_command("worker", help="Serves one model: holds its KV cache and computes answers for proxies.")
 @click.option("--redis", required=True, metavar="URL", help="Redis or Valkey of the deployment.")
 @click.option(
+    "--runner",
+    default="torch",
+    type=click.Choice(list(_ONLY_WITH)),
+    help="torch computes a model; sim is an engine without one, whose steps only take their time.",
+)
+@click.option(
     "--model",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder in Hugging Face layout with safetensors weights.",
+    metavar="DIR|NAME",
+    help="Folder in Hugging Face layout with safetensors weights; with --runner sim just a name.  [default: sim]",
 )
 @click.option("--name", metavar="ID", help="Name of this worker.  [default: made of host name and process id]")
 @click.option("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="Port 0 takes a free one.")
@@ -46,13 +82,18 @@ _EXIT_CONFIG = 2
     "--served-model-name",
     multiple=True,
     metavar="NAME",
-    help="Name that clients ask for; repeatable.  [default: the folder's name]",
+    help="Name that clients ask for; repeatable.  [default: the model's name]",
 )
 @click.option(
     "--dtype", default="auto", type=click.Choice(["auto", "float32", "bfloat16"]), help="Type of the tensors."
 )
 @click.option("--kv-memory", default="2GiB", metavar="SIZE", help="Memory for KV blocks.")
-@click.option("--num-blocks", type=click.IntRange(min=1), metavar="N", help="KV blocks, in place of --kv-memory.")
+@click.option(
+    "--num-blocks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"KV blocks, in place of --kv-memory.  [default with --runner sim: {DEFAULT_NUM_BLOCKS}]",
+)
 @click.option(
     "--max-model-len",
     type=click.IntRange(min=2),
@@ -61,9 +102,11 @@ _EXIT_CONFIG = 2
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: all usable cores]")
 @click.option("--key-prefix", default="prefixcache", metavar="TEXT", help="First part of every Redis key.")
+@_sim_options
 def main(
     redis: str,
-    model: Path,
+    runner: str,
+    model: str | None,
     name: str | None,
     listen: str,
     advertise: str | None,
@@ -74,30 +117,29 @@ def main(
     max_model_len: int | None,
     threads: int | None,
     key_prefix: str,
+    **sim: float,
 ) -> None:
     """Checks the settings, loads the model and serves until a signal comes."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     try:
+        _refuse_settings_of_others(runner)
         config = WorkerConfig(
             redis_url=redis,
-            model=model,
+            engine=_sim_config(model, sim) if runner == "sim" else _torch_config(model, dtype, kv_memory, threads),
             worker_id=name or unique_worker_id(),
             listen=parse_address(listen, setting="--listen"),
             advertise=parse_address(advertise, setting="--advertise") if advertise else None,
             served_names=served_model_name,
-            dtype=dtype,
-            kv_memory_bytes=parse_memory(kv_memory, setting="--kv-memory"),
             num_blocks=num_blocks,
             max_model_len=max_model_len,
-            threads=threads or usable_cores(),
             key_prefix=key_prefix,
         )
-        folder = ModelFolder.open(config.model)
         with bind(config.listen) as bound:
-            runner = _load(folder, config)
-            code = uvloop.run(_serve(config, folder, runner, bound))
+            engine = config.engine
+            loaded = _load_torch(config, engine) if isinstance(engine, TorchConfig) else _load_sim(config, engine)
+            code = uvloop.run(_serve(config, *loaded, bound))
     except ConfigError as error:
         click.echo(f"worker: {error}", err=True)
         code = _EXIT_CONFIG
@@ -109,27 +151,52 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-def _load(folder: ModelFolder, config: WorkerConfig) -> Runner:
+def _refuse_settings_of_others(runner: str) -> None:
+    """A setting that would do nothing is a misunderstanding."""
+    context = click.get_current_context()
+    for other, names in _ONLY_WITH.items():
+        for name in names if other != runner else ():
+            source = context.get_parameter_source(name)
+            if source in (None, ParameterSource.DEFAULT):
+                continue
+            flag = f"--{name.replace('_', '-')}"
+            places = {
+                ParameterSource.ENVIRONMENT: f"{ENVIRONMENT_PREFIX}_{name.upper()} in the environment",
+                ParameterSource.DEFAULT_MAP: f"{flag[2:]} in the configuration file",
+            }
+            raise ConfigError(f"{places.get(source, flag)} means nothing with --runner {runner}; leave it away")
+
+
+def _torch_config(model: str | None, dtype: str, kv_memory: str, threads: int | None) -> TorchConfig:
+    if model is None:
+        raise ConfigError("--model is missing; it names the folder of the model to serve")
+    return TorchConfig(
+        model=Path(model),
+        dtype=dtype,
+        kv_memory_bytes=parse_memory(kv_memory, setting="--kv-memory"),
+        threads=threads or usable_cores(),
+    )
+
+
+def _sim_config(model: str | None, costs: Mapping[str, float]) -> SimConfig:
+    stated = {name.removeprefix("sim_"): value for name, value in costs.items()}
+    return SimConfig(model_name="sim" if model is None else model, costs=CostModel(**stated))
+
+
+def _load_torch(config: WorkerConfig, engine: TorchConfig) -> tuple[ServedModel, Runner]:
+    folder = ModelFolder.open(engine.model)
     # OpenMP reads this when torch is loaded. Threads that spin make a step 40 times slower beside a busy neighbour.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from worker.model_runner import load_runner
 
-    return load_runner(
+    runner = load_runner(
         folder,
-        dtype=config.dtype,
+        dtype=engine.dtype,
         num_blocks=config.num_blocks,
-        kv_memory_bytes=config.kv_memory_bytes,
+        kv_memory_bytes=engine.kv_memory_bytes,
         max_model_len=config.max_model_len,
-        threads=config.threads,
+        threads=engine.threads,
     )
-
-
-async def _serve(config: WorkerConfig, folder: ModelFolder, runner: Runner, bound: socket.socket) -> int:
-    """Until a signal, or until the engine ends by itself; the exit code."""
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
     model = ServedModel(
         name=folder.name,
         revision=folder.revision,
@@ -137,6 +204,29 @@ async def _serve(config: WorkerConfig, folder: ModelFolder, runner: Runner, boun
         tokenizer=folder.tokenizer_files,
         stop_token_ids=folder.stop_token_ids,
     )
+    return model, runner
+
+
+def _load_sim(config: WorkerConfig, engine: SimConfig) -> tuple[ServedModel, Runner]:
+    runner = SimRunner(
+        costs=engine.costs, num_blocks=config.num_blocks or DEFAULT_NUM_BLOCKS, max_model_len=config.max_model_len
+    )
+    model = ServedModel(
+        name=engine.model_name,
+        revision=REVISION,
+        served_names=config.served_names or (engine.model_name,),
+        tokenizer=byte_tokenizer_files(),
+        stop_token_ids=(BYTE_STOP_ID,),
+    )
+    return model, runner
+
+
+async def _serve(config: WorkerConfig, model: ServedModel, runner: Runner, bound: socket.socket) -> int:
+    """Until a signal, or until the engine ends by itself; the exit code."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
     async with (
         RedisStore.open(config.redis_url, key_prefix=config.key_prefix) as store,
         serve(

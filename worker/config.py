@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefixcache.errors import ConfigError
+from worker.sim_costs import CostModel
 
 _MEMORY_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _WILDCARDS = ("", "0.0.0.0", "::")
@@ -27,22 +28,45 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TorchConfig:
+    """A model from a folder, computed by torch."""
+
+    model: Path
+    dtype: str
+    kv_memory_bytes: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """The simulated engine."""
+
+    model_name: str
+    costs: CostModel
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a name that looks like a folder's."""
+        if not self.model_name or "/" in self.model_name:
+            raise ConfigError(
+                f"--model is {self.model_name!r}; with --runner sim it only names the simulated model, "
+                "which has a tokenizer of its own and reads no folder"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """What one worker is told at its start."""
 
     redis_url: str
-    model: Path
+    engine: TorchConfig | SimConfig
     worker_id: str
     listen: Address
     advertise: Address | None
     served_names: tuple[str, ...]
-    """Empty for the name of the model's folder."""
-    dtype: str
-    kv_memory_bytes: int
+    """Empty for the name of the model."""
     num_blocks: int | None
-    """In place of kv_memory_bytes."""
+    """None for what fits into the memory given, or for the simulation's own number."""
     max_model_len: int | None
-    threads: int
     key_prefix: str
 
 

@@ -6,7 +6,8 @@
 
 What goes wrong stays where it happened:
 
-    one share's result is an exception     that request fails
+    one share cannot be made, or its       that request fails
+    result is an exception or nonsense
     the whole step raises                  the requests of that step fail; their blocks of it were never registered
     the engine's own bookkeeping raises    nothing can be trusted any more: every request fails, the thread ends
 """
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from threading import Condition, Thread
+from typing import get_args
 
 from prefixcache.errors import Unavailable
 from prefixcache.limits import ENGINE_STOP_TIMEOUT_S, MAX_WAITING_REQUESTS
@@ -26,7 +28,7 @@ from prefixcache.protocol import End, EndReason, Fail, FailKind, Generate, Start
 from prefixcache.types import INDEX_STRIDE
 from worker.block_pool import BlockPool
 from worker.index_changes import IndexChanges
-from worker.runner import Runner, RunnerLimits
+from worker.runner import Drawn, Runner, RunnerLimits, StepShare
 from worker.scheduler import PlannedShare, Scheduler, StepPlan
 from worker.sequence import Sequence
 
@@ -78,8 +80,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits = effective_limits(runner.limits)
+        self.metrics = metrics
+        for reason in (*get_args(EndReason), *get_args(FailKind)):
+            metrics.requests.labels(reason)  # a series that is there from the start shows its first increase
         self._runner = runner
-        self._metrics = metrics
         self._on_output = on_output
         self._max_waiting = max_waiting
         self._checks_integrity = checks_integrity
@@ -179,6 +183,7 @@ class Engine:
                 self._failure = error
                 late, self._submitted = self._submitted, []
             for sequence in [*self._scheduler.live(), *late]:
+                self._count_ended(sequence, "worker_fault")
                 self._report(sequence, Fail(id=sequence.id, kind="worker_fault", message=f"the engine broke: {error}"))
         self._hand_out()
 
@@ -209,36 +214,52 @@ class Engine:
         for sequence in plan.admitted:
             if sequence.started_at is None:
                 sequence.started_at = began
+                self.metrics.request_queue_time.observe(began - sequence.arrived_at)
                 self._report(sequence, Started(id=sequence.id, cached_tokens=sequence.cached_tokens))
-        self._metrics.preemptions.inc(len(plan.preempted))
+        self.metrics.preemptions.inc(len(plan.preempted))
         for sequence in plan.preempted:
             logger.info("request %s lost its blocks and will begin again", sequence.id)
         if plan.admitted or plan.preempted:
             self._hand_out()
         self._compute(plan)
         self._num_steps += 1
-        self._metrics.step_seconds.observe(self._clock() - began)
+        self.metrics.step_seconds.observe(self._clock() - began)
         if self._checks_integrity:
             self._scheduler.check_integrity()
 
     def _compute(self, plan: StepPlan) -> None:
+        planned, shares = self._step_shares(plan)
+        if not shares:
+            return
         try:
-            results = self._runner.execute([share.step_share() for share in plan.shares])
-            if len(results) != len(plan.shares):
-                raise RuntimeError(f"the runner gave {len(results)} results for {len(plan.shares)} shares")
+            results = self._runner.execute(shares)
+            if len(results) != len(shares):
+                raise RuntimeError(f"the runner gave {len(results)} results for {len(shares)} shares")
         except Exception as error:
-            logger.exception("step of %d requests failed", len(plan.shares))
-            for share in plan.shares:
+            logger.exception("step of %d requests failed", len(shares))
+            for share in planned:
                 self._fail(share.sequence, "worker_fault", f"the worker's step failed: {error}")
             return
-        for share, result in zip(plan.shares, results, strict=True):
+        now = self._clock()
+        for share, result in zip(planned, results, strict=True):
             try:
-                self._settle(share, result)
+                self._settle(share, result, now)
             except Exception as error:
-                logger.exception("request %s failed in its step", share.sequence.id)
-                self._fail(share.sequence, "worker_fault", f"the worker failed on this request: {error}")
+                self._fail_alone(share.sequence, error)
 
-    def _settle(self, share: PlannedShare, result: int | Exception | None) -> None:
+    def _step_shares(self, plan: StepPlan) -> tuple[list[PlannedShare], list[StepShare]]:
+        """The shares of the plan as the runner is told them, without those that could not be made."""
+        planned: list[PlannedShare] = []
+        shares: list[StepShare] = []
+        for share in plan.shares:
+            try:
+                shares.append(share.step_share())
+                planned.append(share)
+            except Exception as error:
+                self._fail_alone(share.sequence, error)
+        return planned, shares
+
+    def _settle(self, share: PlannedShare, result: Drawn | Exception | None, now: float) -> None:
         """Counts a share whose KV was computed and takes its token; raises the error that struck it."""
         sequence = share.sequence
         if isinstance(result, Exception):
@@ -249,14 +270,29 @@ class Engine:
         self._scheduler.advance(share)
         if result is None:
             return
+        if (result.logprobs is None) != (sequence.sampling.top_logprobs is None):
+            asked = sequence.sampling.top_logprobs
+            raise RuntimeError(f"the runner gave log probabilities {result.logprobs}, asked for were {asked}")
         index = sequence.num_output_tokens
-        reason = sequence.append(result)
-        if sequence.first_token_at is None:
-            sequence.first_token_at = self._clock()
-        self._report(sequence, StepEntry(id=sequence.id, index=index, ids=(result,)))
-        self._metrics.generation_tokens.inc()
+        reason = sequence.append(result.token_id)
+        self._observe_token(sequence, now)
+        logprobs = None if result.logprobs is None else (result.logprobs,)
+        self._report(sequence, StepEntry(id=sequence.id, index=index, ids=(result.token_id,), logprobs=logprobs))
         if reason is not None:
             self._end(sequence, reason)
+
+    def _observe_token(self, sequence: Sequence, now: float) -> None:
+        """Notes when a token came: the first one ends the prefill, each other one a gap."""
+        metrics = self.metrics
+        metrics.generation_tokens.inc()
+        if sequence.last_token_at is not None:
+            metrics.inter_token_latency.observe(now - sequence.last_token_at)
+        else:
+            assert sequence.started_at is not None
+            sequence.first_token_at = now
+            metrics.time_to_first_token.observe(now - sequence.arrived_at)
+            metrics.request_prefill_time.observe(now - sequence.started_at)
+        sequence.last_token_at = now
 
     # --- ends of requests -----------------------------------------------------------------------------------
 
@@ -264,6 +300,11 @@ class Engine:
         self._scheduler.finish(sequence)
         self._count_ended(sequence, reason)
         self._report(sequence, End(id=sequence.id, reason=reason, usage=sequence.usage(self._clock())))
+
+    def _fail_alone(self, sequence: Sequence, error: Exception) -> None:
+        """Ends the request that `error` struck; nobody else is concerned."""
+        logger.error("request %s failed in its step", sequence.id, exc_info=error)
+        self._fail(sequence, "worker_fault", f"the worker failed on this request: {error}")
 
     def _fail(self, sequence: Sequence, kind: FailKind, message: str) -> None:
         self._scheduler.finish(sequence)
@@ -275,10 +316,13 @@ class Engine:
             self._fail(sequence, kind, message)
 
     def _count_ended(self, sequence: Sequence, reason: str) -> None:
-        self._metrics.requests.labels(reason).inc()
+        metrics = self.metrics
+        metrics.requests.labels(reason).inc()
         if sequence.started_at is not None:
-            self._metrics.prompt_tokens.inc(sequence.num_prompt_tokens)
-            self._metrics.cached_tokens.inc(sequence.cached_tokens)
+            metrics.prompt_tokens.inc(sequence.num_prompt_tokens)
+            metrics.cached_tokens.inc(sequence.cached_tokens)
+        if sequence.first_token_at is not None:
+            metrics.request_decode_time.observe(self._clock() - sequence.first_token_at)
 
     def _report(self, sequence: Sequence, event: Event) -> None:
         self._events.append((sequence.owner, event))
@@ -292,7 +336,7 @@ class Engine:
         self._on_output(StepOutput(events=events, load=load, index_changed=bool(self.index_changes)))
 
     def _set_gauges(self, load: EngineLoad) -> None:
-        pool, metrics = self._pool, self._metrics
+        pool, metrics = self._pool, self.metrics
         metrics.requests_running.set(load.running)
         metrics.requests_waiting.set(load.waiting)
         metrics.kv_cache_usage.set(pool.num_in_use / pool.num_blocks)

@@ -18,7 +18,7 @@ from worker.attention.step_layout import StepLayout
 from worker.kv_cache import KVCache, KVShape, fit_blocks
 from worker.model_folder import ModelFolder
 from worker.model_loader import check_length, load_model, resolve_dtype, vocab_size
-from worker.runner import Runner, RunnerLimits, StepShare
+from worker.runner import Drawn, Runner, RunnerLimits, StepShare
 from worker.sampler import sample
 
 logger = logging.getLogger(__name__)
@@ -40,16 +40,16 @@ class TorchRunner(Runner):
         )
 
     @torch.inference_mode()
-    def execute(self, shares: Sequence[StepShare]) -> list[int | Exception | None]:
-        results = [self._fault(share) for share in shares]
+    def execute(self, shares: Sequence[StepShare]) -> list[Drawn | Exception | None]:
+        results: list[Drawn | Exception | None] = [self._fault(share) for share in shares]
         sound = [place for place, fault in enumerate(results) if fault is None]
         if not sound:
             return results
         logits = self.logits([shares[place] for place in sound])
         sampled = [(place, spec) for place in sound if (spec := shares[place].sample) is not None]
-        tokens = sample(logits, [spec for _, spec in sampled])
-        for (place, _), token in zip(sampled, tokens, strict=True):
-            results[place] = token
+        drawn = sample(logits, [spec for _, spec in sampled])
+        for (place, _), result in zip(sampled, drawn, strict=True):
+            results[place] = result
         return results
 
     @torch.inference_mode()
@@ -67,7 +67,7 @@ class TorchRunner(Runner):
         logits: Tensor = output.logits[0]
         return logits
 
-    def _fault(self, share: StepShare) -> int | Exception | None:
+    def _fault(self, share: StepShare) -> Exception | None:
         """Ids outside the vocabulary would end the whole forward."""
         if share.token_ids and max(share.token_ids) < self.limits.vocab_size:
             return None

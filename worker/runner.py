@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prefixcache.protocol import Sampling
+from prefixcache.protocol import Sampling, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,19 @@ class SampleSpec:
     sampling: Sampling
     choice: int
     index: int
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    """The output so far, what another worker drew of it included: `index` ids."""
+    stop_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A drawn token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+    """Where the sampling's `top_logprobs` asks for them, else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +63,9 @@ class Runner(Protocol):
 
     limits: RunnerLimits
 
-    def execute(self, shares: Sequence[StepShare]) -> list[int | Exception | None]:
+    def execute(self, shares: Sequence[StepShare]) -> list[Drawn | Exception | None]:
         """Computes KV of all shares and draws the tokens asked for, one result a share and in their order.
 
-        A result is the token id, None where no sample was asked for, or the exception that struck this share alone.
+        A result is the drawn token, None where no sample was asked for, or the exception that struck this share alone.
         Raises only when the whole step failed; no KV of the step's shares may be trusted then.
         """

@@ -11,13 +11,11 @@ The last token has no KV until it is fed to draw the next one, so num_computed_t
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Hashable
 
-from prefixcache.errors import ContextLengthExceeded, InvalidRequest
 from prefixcache.hashing import next_hash
 from prefixcache.protocol import EndReason, Generate, Usage
-from prefixcache.types import unpack_tokens
+from worker.request_check import check_request
 from worker.runner import RunnerLimits, SampleSpec
 
 
@@ -29,9 +27,7 @@ class Sequence:
 
         `owner` tells apart equal ids of different streams.
         """
-        prompt = _unpack(request.prompt_ids, "prompt_ids", limits.vocab_size)
-        output = _unpack(request.output_ids, "output_ids", limits.vocab_size)
-        _check(request, len(prompt), len(output), limits)
+        prompt, output = check_request(request, limits)
         self.owner = owner
         self.id = request.id
         self.root = request.root
@@ -39,6 +35,7 @@ class Sequence:
         self.choice = request.choice
         self.stop_token_ids = frozenset(request.stop_token_ids)
         self.max_tokens = request.max_tokens
+        self.prompt_ids = prompt
         self.tokens = prompt + output
         self.num_prompt_tokens = len(prompt)
         self.num_continued_tokens = len(output)
@@ -54,6 +51,7 @@ class Sequence:
         self.arrived_at = arrived_at
         self.started_at: float | None = None
         self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
 
         self._block_size = limits.block_size
         self._vocab_size = limits.vocab_size
@@ -100,7 +98,15 @@ class Sequence:
 
     def sample_spec(self) -> SampleSpec:
         """How the token after the last one is drawn."""
-        return SampleSpec(sampling=self.sampling, choice=self.choice, index=self.num_output_tokens)
+        # A copy of the output, for a view would keep the array from growing; 4 KB for 1,000 tokens.
+        return SampleSpec(
+            sampling=self.sampling,
+            choice=self.choice,
+            index=self.num_output_tokens,
+            prompt_ids=self.prompt_ids,
+            output_ids=self.tokens[self.num_prompt_tokens :],
+            stop_token_ids=self.stop_token_ids,
+        )
 
     def reuse(self, block_ids: list[int]) -> None:
         """Appends blocks found in the pool, already held, to the table; everything before them is computed."""
@@ -149,42 +155,3 @@ class Sequence:
             decode_s=now - first_token_at,
             preemptions=self.num_preemptions,
         )
-
-
-def _unpack(packed: bytes, field: str, vocab_size: int) -> array[int]:
-    try:
-        ids = unpack_tokens(packed)
-    except ValueError:
-        raise InvalidRequest(f"{field} has {len(packed)} bytes, not a multiple of 4", param=field) from None
-    if ids and (highest := max(ids)) >= vocab_size:
-        raise InvalidRequest(
-            f"{field} has token id {highest}, but the vocabulary ends at {vocab_size - 1}", param=field
-        )
-    return ids
-
-
-def _check(request: Generate, num_prompt_tokens: int, num_output_tokens: int, limits: RunnerLimits) -> None:
-    if not num_prompt_tokens:
-        raise InvalidRequest("prompt_ids is empty; at least one token is needed", param="prompt_ids")
-    if request.max_tokens <= num_output_tokens:
-        raise InvalidRequest(
-            f"max_tokens is {request.max_tokens}, but {num_output_tokens} output tokens are there already",
-            param="max_tokens",
-        )
-    if num_prompt_tokens + request.max_tokens > limits.max_model_len:
-        raise ContextLengthExceeded(
-            f"{num_prompt_tokens} prompt tokens and max_tokens {request.max_tokens} are together over the context "
-            f"length of {limits.max_model_len} tokens",
-            param="max_tokens",
-        )
-    if not 0 <= request.root < 2**64:
-        raise InvalidRequest(f"root is {request.root}, not a 64-bit hash", param="root")
-    sampling = request.sampling
-    if not 0 <= sampling.seed < 2**64:
-        raise InvalidRequest(f"seed is {sampling.seed}, not in 0 .. 2**64 - 1", param="seed")
-    if not 0 <= sampling.temperature < float("inf"):
-        raise InvalidRequest(f"temperature is {sampling.temperature}, not a finite number >= 0", param="temperature")
-    if not 0 < sampling.top_p <= 1:
-        raise InvalidRequest(f"top_p is {sampling.top_p}, not in (0, 1]", param="top_p")
-    if request.choice < 0:
-        raise InvalidRequest(f"choice is {request.choice}, not a count from 0", param="choice")

@@ -124,7 +124,11 @@ class Server:
                 assert isinstance(owner, Stream)
                 by_stream[owner].append(event)
         for stream, events in by_stream.items():
-            stream.deliver(events)
+            try:
+                stream.deliver(events)
+            except Exception:
+                logger.exception("stream from %s cut: its events could not be delivered", stream.peer)
+                stream.abort()
         if self._num_waiting and not output.load.waiting:
             self._beat(output.load)
         self._num_waiting = output.load.waiting

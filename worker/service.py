@@ -149,7 +149,7 @@ def _record(engine: Engine, model: ServedModel, *, worker_id: str, address: Addr
         tokenizer_fingerprint=model.tokenizer.fingerprint,
         vocab_size=limits.vocab_size,
         max_model_len=limits.max_model_len,
-        stop_token_ids=model.stop_token_ids,
+        stop_token_ids=tuple(token for token in model.stop_token_ids if token < limits.vocab_size),
         block_size=limits.block_size,
         stride=INDEX_STRIDE,
         num_blocks=limits.num_blocks,

@@ -63,6 +63,8 @@ class Stream(asyncio.Protocol):
         self._num_hello_bytes = 0
         self._hello_deadline: asyncio.TimerHandle | None = None
         self._live: set[str] = set()
+        self._broken: set[str] = set()
+        """Live for the engine, but failed for the proxy."""
         self.is_open = False
         """The hello exchange is done."""
         self.lost = asyncio.Event()
@@ -109,7 +111,7 @@ class Stream(asyncio.Protocol):
         except MalformedFrame as error:
             if not self.is_open or error.request_id is None or error.request_id in self._live:
                 raise
-            self.send(Fail(id=error.request_id, kind="refused", message=str(error)))
+            self._turn_away(error.request_id, "refused", error)
             return
         if frame is not None:
             self._handle(frame)
@@ -138,13 +140,19 @@ class Stream(asyncio.Protocol):
         try:
             position = self._owner.engine.submit(self, request)
         except RequestError as error:
-            self.send(Fail(id=request.id, kind="refused", message=str(error)))
+            self._turn_away(request.id, "refused", error)
         except Unavailable as error:
-            kind: FailKind = "overloaded" if self._owner.engine.is_serving else "draining"
-            self.send(Fail(id=request.id, kind=kind, message=str(error)))
+            self._turn_away(request.id, "overloaded" if self._owner.engine.is_serving else "draining", error)
+        except Exception as error:
+            logger.exception("request %s could not be taken", request.id)
+            self._turn_away(request.id, "worker_fault", error)
         else:
             self._live.add(request.id)
             self.send(Accepted(id=request.id, position=position))
+
+    def _turn_away(self, request_id: str, kind: FailKind, error: Exception) -> None:
+        self._owner.engine.metrics.requests.labels(kind).inc()
+        self.send(Fail(id=request_id, kind=kind, message=str(error)))
 
     # --- to the proxy ---------------------------------------------------------------------------------------
 
@@ -153,16 +161,37 @@ class Stream(asyncio.Protocol):
 
         A request's tokens go after its `started` and before its end, so the step frame stands between those.
         """
-        entries = tuple(event for event in events if isinstance(event, StepEntry))
+        entries = tuple(event for event in events if isinstance(event, StepEntry) and event.id not in self._broken)
         ends = [event for event in events if isinstance(event, End | Fail)]
         for event in events:
             if not isinstance(event, StepEntry | End | Fail):
                 self.send(event)
         if entries:
-            self.send(Step(entries=entries))
+            self._send_step(entries)
         for end in ends:
             self._live.discard(end.id)
-            self.send(end)
+            if end.id not in self._broken:
+                self.send(end)
+            self._broken.discard(end.id)
+
+    def _send_step(self, entries: tuple[StepEntry, ...]) -> None:
+        """One frame; if it cannot be written, one for each entry, and the requests of those that cannot be fail."""
+        try:
+            self.send(Step(entries=entries))
+            return
+        except Exception:
+            logger.exception("step frame of %d requests could not be written whole", len(entries))
+        for entry in entries:
+            try:
+                self.send(Step(entries=(entry,)))
+            except Exception as error:
+                self._break(entry.id, error)
+
+    def _break(self, request_id: str, error: Exception) -> None:
+        """Ends a request whose tokens cannot be written; the engine's last word on it is then not passed on."""
+        self._broken.add(request_id)
+        self._owner.engine.abort(self, request_id)
+        self.send(Fail(id=request_id, kind="worker_fault", message=f"its tokens could not be written: {error}"))
 
     def send(self, frame: Frame) -> None:
         """Writes a frame unless the stream is closing; cuts a peer that does not read."""

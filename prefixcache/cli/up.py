@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from prefixcache.errors import ConfigError, Unavailable
 
 _HOST = "127.0.0.1"
 _DEMO = "demo"
+_SIM = "sim"
 _POLL_S = 0.1
 _WORKER_NICENESS = 5
 """Workers fill every core; the proxy and the index answer in between within their deadlines."""
@@ -37,30 +39,64 @@ _WORKER_NICENESS = 5
 @settings_command("up", help="Start Valkey, workers and a proxy on this machine; Ctrl-C ends them all.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Port of the proxy on 127.0.0.1.")
 @click.option("--workers", type=click.IntRange(1, 64), default=2, help="Worker processes.")
-@click.option("--model", default=_DEMO, metavar="demo|DIR", help=f"Folder of a model, or {MODEL_NAME} as the demo.")
+@click.option(
+    "--runner",
+    type=click.Choice(["torch", "sim"]),
+    default="torch",
+    help="torch computes a model; sim starts simulated workers, which need none (their costs: PREFIXCACHE_SIM_...).",
+)
+@click.option(
+    "--model",
+    metavar="demo|DIR|NAME",
+    help=f"Folder of a model, or {MODEL_NAME} as the demo; with --runner sim just a name.  [default: demo, or sim]",
+)
 @click.option("--redis", metavar="URL", help="Redis or Valkey to use instead of an embedded one.")
 @click.option("--start-timeout", type=float, default=300.0, help="Seconds until every worker must be ready.")
-def up(port: int, workers: int, model: str, redis: str | None, start_timeout: float) -> None:
+def up(port: int, workers: int, runner: str, model: str | None, redis: str | None, start_timeout: float) -> None:
     if "MAKELEVEL" in os.environ:
         die_with_parent(signal.SIGTERM)  # a `make up` that is killed outright must not leave its stack behind
     _require_free(port)
-    folder = _model_folder(model)
+    engine = _sim_engine(model) if runner == "sim" else _torch_engine(model or _DEMO, workers)
     stop = StopSignals()
     with ExitStack() as resources:
         url = redis or resources.enter_context(EmbeddedValkey()).url
         stack = resources.enter_context(Stack())
-        environment = _child_environment(url)
-        threads = max(1, usable_cores() // workers)
+        environment = {**os.environ, "PREFIXCACHE_REDIS": url}
+        secret = environment.pop("PREFIXCACHE_SECRET", None) or secrets.token_hex(16)
         for number in range(1, workers + 1):
-            command = [*program_command("worker"), "--model", str(folder), "--name", f"worker-{number}"]
-            command += ["--threads", str(threads)]
+            command = [*program_command("worker"), "--name", f"worker-{number}", *engine.flags]
             stack.start(f"worker-{number}", command, environment, niceness=_WORKER_NICENESS)
-        stack.start("proxy", [*program_command("proxy"), "--host", _HOST, "--port", str(port)], environment)
+        # URL and secret travel in the environment: any user of the machine can read a command line. Only the proxy
+        # knows the secret: workers chain hashes from the root that it sends.
+        proxy_environment = {**environment, "PREFIXCACHE_SECRET": secret}
+        stack.start("proxy", [*program_command("proxy"), "--host", _HOST, "--port", str(port)], proxy_environment)
         if _wait_until_ready(stack, stop, port, workers, start_timeout):
-            _print_ready(port, folder.name)
+            _print_ready(port, engine.model)
             while not stop.wait(_POLL_S):
                 stack.check()
         click.echo("stopping", err=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engine:
+    """What every worker of the stack runs."""
+
+    model: str
+    flags: tuple[str, ...]
+
+
+def _torch_engine(model: str, workers: int) -> _Engine:
+    folder = _model_folder(model)
+    threads = max(1, usable_cores() // workers)
+    flags = ("--runner", "torch", "--model", str(folder), "--threads", str(threads))
+    return _Engine(model=folder.name, flags=flags)
+
+
+def _sim_engine(name: str | None) -> _Engine:
+    model = _SIM if name is None else name
+    if not model or "/" in model:
+        raise ConfigError(f"--model {model}: with --runner sim it only names the simulated model, no folder is read")
+    return _Engine(model=model, flags=("--runner", "sim", "--model", model))
 
 
 def _require_free(port: int) -> None:
@@ -97,13 +133,6 @@ def _progress_bar(label: str) -> Iterator[Progress]:
             bars[0].update(1)
 
         yield step
-
-
-def _child_environment(url: str) -> dict[str, str]:
-    """The URL and the secret travel in the environment: a command line can be read by every user of the machine."""
-    environment = {**os.environ, "PREFIXCACHE_REDIS": url}
-    environment.setdefault("PREFIXCACHE_SECRET", secrets.token_hex(16))
-    return environment
 
 
 def _wait_until_ready(stack: Stack, stop: StopSignals, port: int, workers: int, timeout_s: float) -> bool:

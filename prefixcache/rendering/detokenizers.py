@@ -10,6 +10,7 @@ time over invalid bytes, and raises on many id sequences of a byte-fallback voca
 
 from __future__ import annotations
 
+import builtins
 import codecs
 import json
 import re
@@ -20,6 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from prefixcache.rendering.byte_level import byte_characters
 from prefixcache.rendering.detokenizer import Detokenizer
 
 REPLACEMENT = "\ufffd"
@@ -27,21 +29,44 @@ REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
-    """What makes a detokenizer for each stream; tables are built once, here."""
+@dataclass(frozen=True, slots=True)
+class DetokenizerFactory:
+    """Makes a detokenizer for each stream, and tells what each token adds to a text."""
+
+    new: Callable[[], Detokenizer]
+    token_bytes: Callable[[int], bytes | None]
+    """Id -> bytes, be they half a character; None for ids that add nothing (special and unknown ones).
+
+    Exact for the first two kinds of decoder. With others a token's text depends on its neighbours, and this is the text
+    that it has alone.
+    """
+
+    def __call__(self) -> Detokenizer:
+        return self.new()
+
+
+def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
+    """Tables are built once, here."""
     decoder: dict[str, Any] = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
     chain: list[dict[str, Any]] = decoder.get("decoders", [decoder])
     kinds = [link.get("type") for link in chain]
     if kinds == ["ByteLevel"]:
         table = _byte_level_table(tokenizer)
-        return lambda: ByteLevelDetokenizer(table)
+        return DetokenizerFactory(lambda: ByteLevelDetokenizer(table), table.get)
     if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and kinds[3:] in ([], ["Strip"]):
         pattern = chain[0]["pattern"].get("String")
         strip: dict[str, Any] = chain[3] if len(chain) == 4 else {"content": " ", "start": 0, "stop": 0}
         if pattern and not strip["stop"]:
             tables = _byte_fallback_tables(tokenizer, pattern, chain[0]["content"])
-            return lambda: ByteFallbackDetokenizer(tables, strip["content"], strip["start"])
-    return lambda: StreamDetokenizer(tokenizer)
+            return DetokenizerFactory(
+                lambda: ByteFallbackDetokenizer(tables, strip["content"], strip["start"]), tables.bytes_of
+            )
+    return DetokenizerFactory(lambda: StreamDetokenizer(tokenizer), lambda id: _text_alone(tokenizer, id))
+
+
+def _text_alone(tokenizer: Tokenizer, id: int) -> bytes | None:
+    text: str = tokenizer.decode([id], skip_special_tokens=True)
+    return text.encode() or None
 
 
 def _token_texts(tokenizer: Tokenizer) -> dict[int, str]:
@@ -55,13 +80,6 @@ def _token_texts(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 # --- byte level -------------------------------------------------------------------------------------------
-
-
-def byte_characters() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's bytes_to_unicode)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _byte_level_table(tokenizer: Tokenizer) -> dict[int, bytes]:
@@ -101,6 +119,13 @@ class ByteFallbackTables:
 
     bytes: Mapping[int, int]
     texts: Mapping[int, str]
+
+    def bytes_of(self, id: int) -> builtins.bytes | None:
+        byte = self.bytes.get(id)
+        if byte is not None:
+            return byte.to_bytes()
+        text = self.texts.get(id)
+        return text.encode() if text is not None else None
 
 
 def _byte_fallback_tables(tokenizer: Tokenizer, pattern: str, content: str) -> ByteFallbackTables:

@@ -9,11 +9,13 @@ from datetime import datetime
 from typing import Any
 
 from prefixcache.errors import InvalidRequest
-from prefixcache.rendering.control_tokens import ControlTokens, unmark
+from prefixcache.rendering.control_tokens import ControlTokens, UnmarkedText, unmark
 from prefixcache.rendering.detokenizer import Detokenizer
 from prefixcache.rendering.detokenizers import detokenizer_factory
 from prefixcache.rendering.encoder import Encoder
+from prefixcache.rendering.length_bound import most_chars_per_token
 from prefixcache.rendering.pieces import Piece
+from prefixcache.rendering.special_affixes import special_affixes
 from prefixcache.rendering.template import ChatTemplate
 from prefixcache.rendering.tokenizer_config import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE, TokenizerConfig
 from prefixcache.rendering.tokenizer_files import TokenizerFiles
@@ -30,11 +32,13 @@ _PROMPT_NAMES = frozenset({"messages", "tools", "documents", "add_generation_pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPrompt:
-    """What a chat template made of a request, before it is tokenized."""
+    """What a chat template made of a request, or a text that a caller wrote as a whole, before it is tokenized."""
 
     text: str
     pieces: tuple[Piece, ...]
     """The same text, cut where it is encoded apart; made for the renderer that rendered it."""
+    special_tokens: bool = False
+    """Whether the tokenizer's own first and last tokens (BOS, where its post-processor adds one) come on top."""
 
 
 class Renderer:
@@ -48,12 +52,21 @@ class Renderer:
         self._clock = clock
         self._special_tokens = config.special_tokens
         self._templates = {name: ChatTemplate(source) for name, source in config.chat_templates.items()}
+        self.takes_parts = all(item.takes_parts(self._special_tokens) for item in self._templates.values())
+        """Whether a message's content may be a list of text parts, instead of one text."""
+        self.takes_argument_objects = all(
+            item.takes_argument_objects(self._special_tokens) for item in self._templates.values()
+        )
+        """Whether the arguments of a tool call may be an object, instead of its JSON text."""
         literals = frozenset[str]().union(*(template.literals for template in self._templates.values()))
         vocabulary = Vocabulary.load(files, config, literals)
         self.vocab_size = vocabulary.vocab_size
         self._control = ControlTokens(vocabulary.control)
         self._encoder = Encoder(vocabulary)
+        self._tokenizer = vocabulary.tokenizer
+        self._affixes = special_affixes(vocabulary.tokenizer)
         self._new_detokenizer = detokenizer_factory(vocabulary.tokenizer)
+        self._most_chars_per_token = most_chars_per_token(vocabulary.tokenizer)
 
     @property
     def prints_date(self) -> bool:
@@ -90,9 +103,39 @@ class Renderer:
             raise InvalidRequest("a message holds an unpaired surrogate, which is not Unicode text", param="messages")
         return RenderedPrompt(text=prompt.text, pieces=self._encoder.cut(prompt))
 
+    def raw(self, text: str, *, add_special_tokens: bool = True) -> RenderedPrompt:
+        """The prompt that a caller wrote as a whole, without a template: control spellings in it are control tokens.
+
+        `add_special_tokens` as in the tokenizer's own `encode`: BOS and EOS where its post-processor adds them.
+        """
+        plain = UnmarkedText(text=text, starts=(), joints=())
+        return RenderedPrompt(text=text, pieces=self._encoder.cut(plain), special_tokens=add_special_tokens)
+
     def encode(self, prompt: RenderedPrompt) -> array[int]:
-        """Token ids of a prompt; blocking. A template writes its own first token: none is added here."""
-        return self._encoder.encode(prompt.pieces)
+        """Token ids of a prompt; blocking. A template writes its own first token: none is added to what it wrote."""
+        ids = self._encoder.encode(prompt.pieces)
+        if not prompt.special_tokens:
+            return ids
+        first, last = self._affixes
+        return first + ids + last
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens spelled out; blocking."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def token_bytes(self, id: int) -> bytes | None:
+        """What a token adds to a text, be it half a character; None for one that adds nothing (special, unknown)."""
+        return self._new_detokenizer.token_bytes(id)
+
+    def token_spelling(self, id: int) -> str | None:
+        """The name of a token in the vocabulary; None for an unknown one."""
+        spelling: str | None = self._tokenizer.id_to_token(id)
+        return spelling
+
+    def least_tokens(self, prompt: RenderedPrompt) -> int:
+        """The fewest tokens that `encode` can give, without tokenizing; 0 where no bound is known."""
+        return len(prompt.text) // self._most_chars_per_token if self._most_chars_per_token else 0
 
     def uncached_chars(self, prompt: RenderedPrompt) -> int:
         """Characters that `encode` would have to tokenize now; the others it remembers."""

@@ -24,6 +24,7 @@ _MESSAGE_CHARS = 300
 """Most characters of a template's own message that a client is shown."""
 
 _DATE_FUNCTION = "strftime_now"
+_PROBE = "probe"
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,36 @@ class ChatTemplate:
         """Everything the template can write of its own accord, in pieces."""
         self.reserved_names = frozenset({*environment.globals, _DATE_FUNCTION})
         """Functions of the environment, which no argument may replace."""
+
+    def takes_parts(self, special_tokens: Mapping[str, str]) -> bool:
+        """Whether a message's content may be a list of text parts: found out by rendering one in both forms."""
+        plain, parted = [
+            self._probe(special_tokens, {"role": "user", "content": content})
+            for content in (_PROBE, [{"type": "text", "text": _PROBE}])
+        ]
+        return plain is not None and plain == parted
+
+    def takes_argument_objects(self, special_tokens: Mapping[str, str]) -> bool:
+        """Whether the arguments of a tool call may be an object: most templates want one, a few join its JSON text."""
+        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {_PROBE: _PROBE}}}
+        user = {"role": "user", "content": _PROBE}
+        assistant = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return self._probe(special_tokens, user, assistant) is not None
+
+    def _probe(self, special_tokens: Mapping[str, str], *messages: Mapping[str, Any]) -> str | None:
+        """The text of a chat that nobody sent; None if the template refuses it."""
+        variables = {
+            **special_tokens,
+            "messages": list(messages),
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            _DATE_FUNCTION: datetime.min.strftime,
+        }
+        try:
+            return self._template.render(variables)
+        except Exception:  # foreign code that takes no such thing, in whatever way it says so
+            return None
 
     def render(self, variables: Mapping[str, Any], now: datetime) -> str:
         """The text for one request; `now` is the request's date.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from prefixcache.metrics import WorkerMetrics
 from prefixcache.protocol import End, Fail, Generate, Started, StepEntry
 from tests.support.scripted_runner import ScriptedRunner
 from worker.engine import Engine, Event, StepOutput
+from worker.runner import Runner
 
 OWNER = "owner"
 
@@ -19,15 +21,33 @@ OWNER = "owner"
 class RunningEngine:
     """Submits requests and waits for what becomes of them."""
 
-    def __init__(self, runner: ScriptedRunner, *, max_waiting: int) -> None:
-        self.runner = runner
+    def __init__(
+        self, runner: Runner, *, max_waiting: int = 1_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._runner = runner
         self.metrics = WorkerMetrics()
         self.events: defaultdict[str, list[Event]] = defaultdict(list)
         self.outputs: list[StepOutput] = []
         self._changed = Condition()
         self.engine = Engine(
-            runner, metrics=self.metrics, on_output=self._take, max_waiting=max_waiting, checks_integrity=True
+            runner,
+            metrics=self.metrics,
+            on_output=self._take,
+            max_waiting=max_waiting,
+            checks_integrity=True,
+            clock=clock,
         )
+
+    @property
+    def runner(self) -> ScriptedRunner:
+        """The scripted one, to be told what to do."""
+        assert isinstance(self._runner, ScriptedRunner)
+        return self._runner
+
+    def resume(self) -> None:
+        """Lets a runner that may be held go on."""
+        if isinstance(self._runner, ScriptedRunner):
+            self._runner.resume()
 
     def _take(self, output: StepOutput) -> None:
         with self._changed:
@@ -80,14 +100,16 @@ class RunningEngine:
 
 
 @contextmanager
-def running_engine(runner: ScriptedRunner | None = None, *, max_waiting: int = 1_000) -> Iterator[RunningEngine]:
+def running_engine(
+    runner: Runner | None = None, *, max_waiting: int = 1_000, clock: Callable[[], float] = time.monotonic
+) -> Iterator[RunningEngine]:
     """An engine that is stopped on exit; fails if its bookkeeping ever broke."""
-    running = RunningEngine(runner or ScriptedRunner(), max_waiting=max_waiting)
+    running = RunningEngine(runner or ScriptedRunner(), max_waiting=max_waiting, clock=clock)
     running.engine.start()
     try:
         yield running
     finally:
-        running.runner.resume()
+        running.resume()
         running.engine.stop()
     if running.engine.failure is not None:
         raise running.engine.failure

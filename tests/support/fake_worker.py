@@ -37,13 +37,14 @@ from prefixcache.protocol import (
     Started,
     Step,
     StepEntry,
+    TokenLogprobs,
     Usage,
     decode_from_proxy,
     encode,
 )
 from prefixcache.registry import WorkerRecord
 from prefixcache.rendering.tokenizer_files import TokenizerFiles
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.tiny_tokenizer import TINY_EOS_ID, tiny_tokenizer_files
 
 MODEL = "tiny"
@@ -64,6 +65,16 @@ class Script:
     cached_tokens: int = 0
     ids_a_step: int = 1
     fail: FailKind | None = None
+
+
+def made_up_logprobs(ids: Sequence[int], top_logprobs: int | None) -> tuple[TokenLogprobs, ...] | None:
+    """What the worker says of drawn tokens: a log probability that tells the id, and as many likelier neighbours."""
+    if top_logprobs is None:
+        return None
+    return tuple(
+        TokenLogprobs(-id / 8, tuple((id + place, -id / 8 + 1 / (2 + place)) for place in range(top_logprobs)))
+        for id in ids
+    )
 
 
 def says(text: str, *, cached_tokens: int = 0, reason: EndReason = "stop") -> Callable[[Generate], Script]:
@@ -191,7 +202,7 @@ class FakeWorker:
         request = self._requests[request_id]
         place = request.num_sent if index is None else index
         request.num_sent = place + len(ids)
-        self._send(request_id, Step(entries=(StepEntry(id=request_id, index=place, ids=tuple(ids)),)))
+        self._send(request_id, Step(entries=(_entry(request, place, tuple(ids)),)))
 
     def end(self, request_id: str, reason: EndReason = "stop", *, cached_tokens: int | None = None) -> None:
         request = self._requests.pop(request_id)
@@ -200,9 +211,9 @@ class FakeWorker:
             cached_tokens=cached,
             computed_tokens=len(request.frame.prompt_ids) // 4 - cached,
             output_tokens=request.num_sent,
-            queue_s=0.0,
-            prefill_s=0.0,
-            decode_s=0.0,
+            queue_s=0.25,
+            prefill_s=0.5,
+            decode_s=2.0,
             preemptions=0,
         )
         _write(request.writer, End(id=request_id, reason=reason, usage=usage))
@@ -221,10 +232,13 @@ class FakeWorker:
         for writer in self._writers:
             writer.write(data)
 
-    def drop(self) -> None:
-        """Cuts every stream, as a process that dies."""
+    def drop(self, *, cleanly: bool = False) -> None:
+        """Cuts every stream, as a process that dies; `cleanly`: closes it, as one that ends."""
         for writer in self._writers:
-            writer.transport.abort()
+            if cleanly:
+                writer.close()
+            else:
+                writer.transport.abort()
         self._writers.clear()
         self._requests.clear()
 
@@ -290,8 +304,7 @@ class FakeWorker:
                 assert script is not None
                 ids = script.ids[request.num_sent : request.num_sent + script.ids_a_step]
                 if ids:
-                    entry = StepEntry(id=request.frame.id, index=request.num_sent, ids=ids)
-                    by_writer.setdefault(request.writer, []).append(entry)
+                    by_writer.setdefault(request.writer, []).append(_entry(request, request.num_sent, ids))
                     request.num_sent += len(ids)
             for writer, entries in by_writer.items():
                 _write(writer, Step(entries=tuple(entries)))
@@ -320,6 +333,11 @@ class FakeWorker:
         writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(content)))
         writer.write(content)
         await writer.drain()
+
+
+def _entry(request: _Request, index: int, ids: tuple[int, ...]) -> StepEntry:
+    logprobs = made_up_logprobs(ids, request.frame.sampling.top_logprobs)
+    return StepEntry(id=request.frame.id, index=index, ids=ids, logprobs=logprobs)
 
 
 def _write(writer: asyncio.StreamWriter, frame: Frame) -> None:

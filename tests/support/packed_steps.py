@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prefixcache.protocol import Sampling
+from tests.support.requests import sample_spec
 from worker.attention import self_test
 from worker.kv_cache import KVCache, KVShape
 from worker.model_runner import TorchRunner
-from worker.runner import SampleSpec, StepShare
+from worker.runner import StepShare
 
-GREEDY = SampleSpec(sampling=Sampling(seed=0, temperature=0), choice=0, index=0)
+GREEDY = sample_spec()
 
 
 @dataclass(slots=True, kw_only=True)

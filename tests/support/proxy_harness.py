@@ -88,7 +88,9 @@ def text_of(events: list[Any]) -> str:
 
 
 @asynccontextmanager
-async def running_proxy(store: Store, *, secret: bytes | None = None) -> AsyncIterator[RunningProxy]:
+async def running_proxy(
+    store: Store, *, secret: bytes | None = None, cors_origins: tuple[str, ...] = ()
+) -> AsyncIterator[RunningProxy]:
     """A proxy over `store`, which the caller owns."""
 
     @asynccontextmanager
@@ -96,7 +98,7 @@ async def running_proxy(store: Store, *, secret: bytes | None = None) -> AsyncIt
         yield store
 
     policy = POLICIES[DEFAULT_POLICY](random.Random(0))
-    app = create_app(AppParts(open_store=open_store, policy=policy, secret=secret))
+    app = create_app(AppParts(open_store=open_store, policy=policy, secret=secret, cors_origins=cors_origins))
     async with (
         serving(app, host="127.0.0.1", port=0) as url,
         httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False) as client,

@@ -1,4 +1,4 @@
-"""Protocol v1 requests for tests of the worker."""
+"""Requests for tests of the worker: as a proxy sends them, and as an engine passes them on to its runner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from prefixcache.protocol import Generate, Sampling
 from prefixcache.types import pack_tokens
+from worker.runner import SampleSpec
 
 GREEDY = Sampling(seed=0, temperature=0)
 
@@ -19,6 +20,7 @@ def generate(
     root: int = 1,
     sampling: Sampling = GREEDY,
     stop_token_ids: Sequence[int] = (),
+    choice: int = 0,
 ) -> Generate:
     """A request as a proxy would send it."""
     return Generate(
@@ -28,5 +30,26 @@ def generate(
         output_ids=pack_tokens(output),
         sampling=sampling,
         stop_token_ids=tuple(stop_token_ids),
+        choice=choice,
         max_tokens=max_tokens,
+    )
+
+
+def sample_spec(
+    sampling: Sampling = GREEDY,
+    *,
+    prompt: Sequence[int] = (0,),
+    output: Sequence[int] = (),
+    choice: int = 0,
+    index: int | None = None,
+    stop_token_ids: Sequence[int] = (),
+) -> SampleSpec:
+    """What an engine would tell a runner; `index` may differ from the length of `output` where only draws matter."""
+    return SampleSpec(
+        sampling=sampling,
+        choice=choice,
+        index=len(output) if index is None else index,
+        prompt_ids=prompt,
+        output_ids=output,
+        stop_token_ids=frozenset(stop_token_ids),
     )

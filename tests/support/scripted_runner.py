@@ -7,15 +7,17 @@ changes the output or raises.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import xxhash
 
-from prefixcache.protocol import Sampling
+from prefixcache.protocol import Sampling, TokenLogprobs
 from prefixcache.types import KV_BLOCK_SIZE, pack_tokens
-from worker.runner import RunnerLimits, SampleSpec, StepShare
+from tests.support.requests import GREEDY, sample_spec
+from worker.runner import Drawn, RunnerLimits, SampleSpec, StepShare
 
 Script = Callable[[Sequence[int], int], int | None]
 """(prompt, index of the output token) -> the token to draw, or None for the hash."""
@@ -28,14 +30,27 @@ def drawn_token(tokens: Sequence[int], spec: SampleSpec, *, vocab_size: int, res
 
 
 def expected_output(
-    prompt: Sequence[int], num_tokens: int, *, vocab_size: int, sampling: Sampling | None = None, reserved: int = 0
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    vocab_size: int,
+    sampling: Sampling | None = None,
+    reserved: int = 0,
+    choice: int = 0,
 ) -> list[int]:
     """The output of a request that was served correctly and not stopped."""
     tokens = list(prompt)
     for index in range(num_tokens):
-        spec = SampleSpec(sampling=sampling or Sampling(seed=0, temperature=0), choice=0, index=index)
+        spec = sample_spec(sampling or GREEDY, prompt=prompt, index=index, choice=choice)
         tokens.append(drawn_token(tokens, spec, vocab_size=vocab_size, reserved=reserved))
     return tokens[len(prompt) :]
+
+
+def made_up_logprobs(token: int, top_logprobs: int, *, vocab_size: int) -> TokenLogprobs:
+    """What the runner says of a token it drew: that it was the likeliest, and the next ids each half as likely."""
+    highest = -(1 + token % 8) / 4
+    top = tuple(((token + place) % vocab_size, highest - place * math.log(2)) for place in range(top_logprobs))
+    return TokenLogprobs(highest, top)
 
 
 def outputs_by_prompt(outputs: Mapping[tuple[int, ...], Sequence[int]]) -> Script:
@@ -107,7 +122,7 @@ class ScriptedRunner:
         """Lets the held step and all that follow run."""
         self._may_run.set()
 
-    def execute(self, shares: Sequence[StepShare]) -> list[int | Exception | None]:
+    def execute(self, shares: Sequence[StepShare]) -> list[Drawn | Exception | None]:
         if not self._may_run.is_set():
             self._is_held.set()
             self._may_run.wait()
@@ -123,7 +138,7 @@ class ScriptedRunner:
             raise error
         return [self._compute(share) for share in shares]
 
-    def _compute(self, share: StepShare) -> int | Exception | None:
+    def _compute(self, share: StepShare) -> Drawn | Exception | None:
         if self.share_fault is not None and (error := self.share_fault(share)) is not None:
             self._spoil(share)
             return error
@@ -132,11 +147,19 @@ class ScriptedRunner:
         if share.sample is None:
             return None
         tokens = self._read_back(share)
-        if self.script is not None:
-            prompt = tokens[: len(tokens) - share.sample.index]
-            if (forced := self.script(prompt, share.sample.index)) is not None:
-                return forced
-        return drawn_token(tokens, share.sample, vocab_size=self.limits.vocab_size, reserved=self.reserved)
+        token = self._draw(tokens, share.sample)
+        asked = share.sample.sampling.top_logprobs
+        logprobs = None if asked is None else made_up_logprobs(token, asked, vocab_size=self.limits.vocab_size)
+        return Drawn(token_id=token, logprobs=logprobs)
+
+    def _draw(self, tokens: list[int], spec: SampleSpec) -> int:
+        """Raises if the engine tells of other tokens than those whose KV it had computed."""
+        told = [*spec.prompt_ids, *spec.output_ids]
+        if told != tokens or spec.index != len(spec.output_ids):
+            raise AssertionError(f"told to draw token {spec.index} after {told}, but the KV is that of {tokens}")
+        if self.script is not None and (forced := self.script(list(spec.prompt_ids), spec.index)) is not None:
+            return forced
+        return drawn_token(tokens, spec, vocab_size=self.limits.vocab_size, reserved=self.reserved)
 
     def _read_back(self, share: StepShare) -> list[int]:
         """All tokens of the sequence, from the memory. Raises for a slot that holds another position."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from prefixcache.rendering.detokenizers import byte_characters
+from prefixcache.rendering.byte_level import byte_characters
 from prefixcache.rendering.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG, TOKENIZER_JSON, TokenizerFiles
 
 TINY_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

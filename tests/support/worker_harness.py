@@ -10,7 +10,7 @@ from typing import Protocol
 
 from prefixcache.index.base import PrefixIndex
 from prefixcache.registry import Registry, WorkerRecord
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.scripted_runner import ScriptedRunner
 from worker.config import Address
 from worker.engine import Engine

@@ -41,7 +41,7 @@ FENCES = {
     "uvloop": ("proxy.__main__", "worker.__main__"),
     "aiohttp": ("proxy", "worker"),
     "msgspec": PACKAGES,
-    "xxhash": ("prefixcache.hashing", "worker.sampler"),
+    "xxhash": ("prefixcache.hashing", "worker.draw", "worker.sim_model"),
 }
 """Third-party package -> the modules (and what lies below them) that may import it. Any other package is refused."""
 

@@ -141,7 +141,9 @@ def relative_error(logits: Tensor, reference: Tensor) -> float:
 
 
 def _share(ids: Sequence[int], start: int, end: int, *, block: int, compared: bool = True) -> StepShare:
-    spec = SampleSpec(sampling=Sampling(seed=0), choice=0, index=0)
+    spec = SampleSpec(
+        sampling=Sampling(seed=0), choice=0, index=0, prompt_ids=ids, output_ids=(), stop_token_ids=frozenset()
+    )
     return StepShare(token_ids=ids[start:end], start=start, block_table=(block,), sample=spec if compared else None)
 
 

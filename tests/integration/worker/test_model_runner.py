@@ -12,11 +12,12 @@ import torch
 from prefixcache.errors import ConfigError, WorkerFault
 from prefixcache.protocol import Sampling
 from tests.support.packed_steps import GREEDY, runner_of, worst_error
+from tests.support.requests import sample_spec
 from tests.support.seeds import seeded
 from tests.support.tiny_models import MAX_POSITIONS, NUM_LAYERS, tiny_model, write_model
 from worker.model_folder import ModelFolder
 from worker.model_runner import TorchRunner, load_runner
-from worker.runner import SampleSpec, StepShare
+from worker.runner import Drawn, SampleSpec, StepShare
 
 BYTES_PER_TOKEN = NUM_LAYERS * 2 * 2 * 16 * 4
 
@@ -35,9 +36,15 @@ def _share(*token_ids: int, block: int, sample: SampleSpec | None = GREEDY) -> S
     return StepShare(token_ids=token_ids, start=0, block_table=(block,), sample=sample)
 
 
+def _drawn(runner: TorchRunner, share: StepShare) -> Drawn:
+    (result,) = runner.execute([share])
+    assert isinstance(result, Drawn), result
+    return result
+
+
 def test_results_stand_in_the_order_of_the_shares(runner: TorchRunner) -> None:
     alone = [runner.execute([_share(*ids, block=0)])[0] for ids in ((5, 6, 7), (8, 9))]
-    assert all(isinstance(token, int) for token in alone)
+    assert all(isinstance(drawn, Drawn) for drawn in alone)
     together = runner.execute([_share(8, 9, block=2), _share(3, 4, block=1, sample=None), _share(5, 6, 7, block=0)])
     assert together == [alone[1], None, alone[0]]
 
@@ -48,10 +55,29 @@ def test_a_step_without_samples_draws_nothing(runner: TorchRunner) -> None:
 
 def test_draws_follow_seed_choice_and_index(runner: TorchRunner) -> None:
     hot = Sampling(seed=11, temperature=5.0)
-    specs = [SampleSpec(sampling=hot, choice=choice, index=index) for choice in range(2) for index in range(20)]
-    tokens = [runner.execute([_share(5, 6, block=0, sample=spec)])[0] for spec in specs]
-    assert tokens == [runner.execute([_share(5, 6, block=3, sample=spec)])[0] for spec in specs]
+    specs = [sample_spec(hot, choice=choice, index=index) for choice in range(2) for index in range(20)]
+    tokens = [_drawn(runner, _share(5, 6, block=0, sample=spec)).token_id for spec in specs]
+    assert tokens == [_drawn(runner, _share(5, 6, block=3, sample=spec)).token_id for spec in specs]
     assert len(set(tokens)) > 20
+
+
+def test_log_probabilities_are_those_of_a_plain_forward(runner: TorchRunner) -> None:
+    """Whatever the sampling does to the logits."""
+    ids = [5, 6, 7, 9, 11]
+    with torch.inference_mode():
+        logits = tiny_model("Llama")(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+    truth = logits.float().log_softmax(-1)
+    sampling = Sampling(
+        seed=3, temperature=0.7, top_k=5, logit_bias={20: 100.0}, repetition_penalty=1.3, top_logprobs=4
+    )
+    spec = sample_spec(sampling, prompt=ids[:3], output=ids[3:])
+    drawn = _drawn(runner, _share(*ids, block=1, sample=spec))
+    assert drawn.token_id == 20
+    assert drawn.logprobs is not None
+    assert drawn.logprobs.logprob == pytest.approx(float(truth[20]), abs=1e-4)
+    best = truth.topk(4)
+    assert [token for token, _ in drawn.logprobs.top] == best.indices.tolist()
+    assert [value for _, value in drawn.logprobs.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_ids_outside_the_vocabulary_fail_their_share_alone(runner: TorchRunner) -> None:
@@ -71,7 +97,7 @@ def test_logits_that_are_not_numbers_fail_their_share_alone() -> None:
     model.get_parameter("model.embed_tokens.weight")[7] = torch.nan
     runner = runner_of(model, num_blocks=2)
     good, bad = runner.execute([_share(5, 6, block=0), _share(7, 6, block=1)])
-    assert isinstance(good, int)
+    assert isinstance(good, Drawn)
     assert isinstance(bad, WorkerFault)
 
 
@@ -151,7 +177,7 @@ class TestLoadRunner:
         runner = load_runner(folder, dtype="float32", num_blocks=4, kv_memory_bytes=0, max_model_len=None, threads=1)
         with torch.inference_mode():
             logits = tiny_model("Llama")(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False).logits[0, -1]
-        assert runner.execute([_share(5, 6, 7, block=2)]) == [int(logits.argmax())]
+        assert _drawn(runner, _share(5, 6, 7, block=2)).token_id == int(logits.argmax())
 
     def test_a_family_that_cannot_be_served_is_refused(self, tmp_path: Path) -> None:
         folder = write_model(tiny_model("Bloom"), tmp_path)

@@ -25,6 +25,7 @@ from prefixcache.protocol import (
     Started,
     Step,
     StepEntry,
+    TokenLogprobs,
     Usage,
 )
 
@@ -34,7 +35,32 @@ u64 = st.integers(0, 2**64 - 1)
 seconds = st.floats(0, 1e6, allow_nan=False)
 names = st.text(max_size=20)
 
-samplings = st.builds(Sampling, seed=u64, temperature=st.floats(0, 2), top_p=st.floats(0, 1))
+samplings = st.builds(
+    Sampling,
+    seed=u64,
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1),
+    top_k=st.none() | counts,
+    min_p=st.floats(0, 1),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0.1, 10),
+    logit_bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=3),
+    min_tokens=counts,
+    top_logprobs=st.none() | st.integers(0, 20),
+)
+token_logprobs = st.builds(
+    TokenLogprobs,
+    st.floats(-9999, 0),
+    st.lists(st.tuples(token_ids, st.floats(-9999, 0)), max_size=3).map(tuple),
+)
+step_entries = st.builds(
+    StepEntry,
+    id=names,
+    index=counts,
+    ids=st.lists(token_ids, max_size=4).map(tuple),
+    logprobs=st.none() | st.lists(token_logprobs, max_size=4).map(tuple),
+)
 proxy_frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Hello, namespace=names, incarnation=counts),
     st.builds(
@@ -54,12 +80,7 @@ worker_frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Hello, namespace=names, incarnation=counts),
     st.builds(Accepted, id=names, position=counts),
     st.builds(Started, id=names, cached_tokens=counts),
-    st.builds(
-        Step,
-        entries=st.lists(
-            st.builds(StepEntry, id=names, index=counts, ids=st.lists(token_ids, max_size=4).map(tuple)), max_size=4
-        ).map(tuple),
-    ),
+    st.builds(Step, entries=st.lists(step_entries, max_size=4).map(tuple)),
     st.builds(
         End,
         id=names,

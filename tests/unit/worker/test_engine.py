@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from prefixcache.errors import ContextLengthExceeded, InvalidRequest, Unavailable
-from prefixcache.protocol import End, Sampling, Started
-from tests.support.engine_harness import OWNER, RunningEngine, running_engine
+from prefixcache.protocol import End, Sampling, Started, StepEntry
+from tests.support.engine_harness import OWNER, running_engine
 from tests.support.requests import generate
-from tests.support.scripted_runner import ScriptedRunner, expected_output, outputs_by_prompt
+from tests.support.scripted_runner import ScriptedRunner, expected_output, made_up_logprobs, outputs_by_prompt
 from tests.support.seeds import seeded
 from worker.runner import StepShare
 
@@ -95,6 +95,17 @@ def test_a_continuation_goes_on_where_the_other_worker_stopped() -> None:
         entry = running.events["a"][1]
         assert getattr(entry, "index", None) == 3
         assert end.usage.output_tokens == 5
+
+
+def test_log_probabilities_come_with_each_token_where_they_are_asked_for() -> None:
+    sampling = Sampling(seed=0, temperature=0, top_logprobs=3)
+    with running_engine() as running:
+        running.submit(generate("a", [1, 2, 3], sampling=sampling))
+        running.submit(generate("b", [1, 2, 3]))
+        running.wait_ended("a", "b")
+        told = [event.logprobs for event in running.events["a"] if isinstance(event, StepEntry)]
+        assert told == [(made_up_logprobs(token, 3, vocab_size=VOCABULARY),) for token in running.tokens("a")]
+        assert {event.logprobs for event in running.events["b"] if isinstance(event, StepEntry)} == {None}
 
 
 def test_draws_depend_on_seed_and_index_not_on_the_company() -> None:
@@ -213,119 +224,6 @@ def test_abort_of_an_unknown_request_is_passed_over() -> None:
         running.engine.abort(OWNER, "nobody")
         running.submit(generate("a", [1]))
         assert running.end("a").reason == "length"
-
-
-# --- faults -----------------------------------------------------------------------------------------------
-
-
-def test_a_fault_of_one_share_fails_that_request_alone(caplog: pytest.LogCaptureFixture) -> None:
-    def fault(share: StepShare) -> Exception | None:
-        return ValueError("bad draw") if 13 in share.token_ids else None
-
-    with running_engine(ScriptedRunner(share_fault=fault)) as running:
-        running.runner.pause()
-        running.submit(generate("a", [1, 2, 3]))
-        running.submit(generate("b", [13] * 40))
-        running.runner.resume()
-        failure = running.failure("b")
-        assert (failure.kind, failure.message) == ("worker_fault", "the worker failed on this request: bad draw")
-        assert running.end("a").reason == "length"
-        assert "bad draw" in caplog.text
-        running.assert_nothing_is_held()
-
-
-def test_blocks_of_a_failed_share_are_not_trusted() -> None:
-    faults = [RuntimeError("once")]
-    runner = ScriptedRunner(share_fault=lambda _share: faults.pop() if faults else None)
-    prompt = list(range(100))
-    with running_engine(runner) as running:
-        running.submit(generate("a", prompt))
-        running.failure("a")
-        running.submit(generate("b", prompt))
-        assert running.end("b").usage.cached_tokens == 0
-        assert running.tokens("b") == expected(prompt, 4)
-
-
-def test_a_failed_step_fails_its_requests_and_none_of_its_blocks_is_trusted(caplog: pytest.LogCaptureFixture) -> None:
-    runner = ScriptedRunner(step_fault=lambda number: RuntimeError("out of memory") if number == 1 else None)
-    prompt = list(range(700))
-    with running_engine(runner) as running:
-        running.submit(generate("a", prompt))
-        failure = running.failure("a")
-        assert failure.kind == "worker_fault"
-        assert "out of memory" in failure.message
-        running.submit(generate("b", prompt))
-        assert running.end("b").usage.cached_tokens == 512
-        assert running.tokens("b") == expected(prompt, 4)
-        assert "step of 1 requests failed" in caplog.text
-        running.assert_nothing_is_held()
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [([], "0 results for 1 shares"), ([None], "drew None"), ([5_000], "drew token 5000"), ([-1], "drew token -1")],
-)
-def test_a_runner_that_answers_nonsense_fails_the_request(result: list[int | None], message: str) -> None:
-    class Nonsense(ScriptedRunner):
-        def execute(self, shares: object) -> list[int | Exception | None]:
-            return list(result)
-
-    with running_engine(Nonsense()) as running:
-        running.submit(generate("a", [1]))
-        assert message in running.failure("a").message
-        running.assert_nothing_is_held()
-
-
-def test_broken_bookkeeping_ends_the_engine_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    running = RunningEngine(ScriptedRunner(step_delay_s=0.001), max_waiting=10)
-    running.engine.start()
-    running.submit(generate("a", list(range(20)), max_tokens=1_000))
-    running.wait_for(lambda: running.tokens("a"))
-    running.engine._pool._num_idle += 1
-    failure = running.failure("a")
-    assert failure.kind == "worker_fault"
-    assert running.engine.failure is not None
-    assert not running.engine.is_serving
-    with pytest.raises(Unavailable):
-        running.submit(generate("b", [1]))
-    running.engine.stop()
-    assert any(record.levelno == logging.CRITICAL for record in caplog.records)
-
-
-def test_stopping_hands_requests_back_as_draining() -> None:
-    with running_engine(ScriptedRunner(step_delay_s=0.001)) as running:
-        running.submit(generate("a", [1], max_tokens=4_000))
-        running.wait_for(lambda: running.tokens("a"))
-        running.engine.stop()
-        assert running.failure("a").kind == "draining"
-        with pytest.raises(Unavailable, match="shutting down"):
-            running.submit(generate("b", [1]))
-
-
-# --- metrics ----------------------------------------------------------------------------------------------
-
-
-def test_metrics_agree_with_usage() -> None:
-    prompt = list(range(100))
-    with running_engine() as running:
-        for name in "abc":
-            running.submit(generate(name, prompt))
-            running.end(name)
-        running.assert_nothing_is_held()
-        registry = running.metrics.registry
-        values = {
-            name: registry.get_sample_value(f"prefixcache_worker_{name}_total")
-            for name in ("prompt_tokens", "cached_tokens", "generation_tokens", "preemptions", "evicted_blocks")
-        }
-        assert values == {
-            "prompt_tokens": 300,
-            "cached_tokens": 192,
-            "generation_tokens": 12,
-            "preemptions": 0,
-            "evicted_blocks": 0,
-        }
-        assert registry.get_sample_value("prefixcache_worker_requests_total", {"reason": "length"}) == 3
-        assert registry.get_sample_value("prefixcache_worker_cached_blocks") == 6
 
 
 # --- random workloads against what a correct engine must deliver ------------------------------------------

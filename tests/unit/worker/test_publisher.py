@@ -14,7 +14,7 @@ from prefixcache.index.base import ApplyAnswer, ApplyStatus
 from prefixcache.limits import MAX_APPLY_HASHES
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.registry import WorkerRecord
-from tests.support.memory_index import MemoryIndex, MemoryStore
+from tests.support.memory_store import FaultyIndex, MemoryStore
 from tests.support.seeds import seeded
 from tests.support.waiting import eventually
 from worker.index_changes import IndexChanges
@@ -43,7 +43,7 @@ RECORD = WorkerRecord(
 )
 
 
-class WatchedIndex(MemoryIndex):
+class WatchedIndex(FaultyIndex):
     """Keeps every batch it was sent, and can lose an answer after it applied the batch."""
 
     def __init__(self) -> None:

@@ -1,13 +1,12 @@
-"""The state of one request: what is refused, how its tokens are counted, when it ends."""
+"""The state of one request: how its tokens are counted, when it ends."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from prefixcache.errors import ContextLengthExceeded, RequestError
+from prefixcache.errors import InvalidRequest
 from prefixcache.hashing import block_hashes
-from prefixcache.protocol import Generate, Sampling
+from prefixcache.protocol import Generate
 from prefixcache.types import pack_tokens
 from tests.support.requests import generate
 from worker.runner import RunnerLimits
@@ -20,43 +19,9 @@ def sequence(request: Generate, *, arrived_at: float = 0.0) -> Sequence:
     return Sequence("owner", request, LIMITS, arrived_at=arrived_at)
 
 
-def changed(**fields: object) -> Generate:
-    return msgspec.structs.replace(generate("r", [1, 2, 3]), **fields)
-
-
-@pytest.mark.parametrize(
-    ("request_", "named"),
-    [
-        (changed(prompt_ids=b""), "prompt_ids is empty"),
-        (changed(prompt_ids=b"abcde"), "5 bytes"),
-        (changed(output_ids=b"a"), "output_ids has 1 bytes"),
-        (generate("r", [1, 100]), "token id 100"),
-        (generate("r", [1, 2**32 - 1]), "token id 4294967295"),
-        (generate("r", [1], output=[100]), "output_ids has token id 100"),
-        (generate("r", [1], max_tokens=0), "max_tokens is 0"),
-        (generate("r", [1], output=[2, 3], max_tokens=2), "2 output tokens are there already"),
-        (generate("r", [1] * 60, max_tokens=5), "60 prompt tokens and max_tokens 5"),
-        (generate("r", [1], max_tokens=2**63), "max_tokens 9223372036854775808"),
-        (changed(root=-1), "root is -1"),
-        (changed(root=2**64), "root is 18446744073709551616"),
-        (changed(sampling=Sampling(seed=-1)), "seed is -1"),
-        (changed(sampling=Sampling(seed=0, temperature=-0.5)), "temperature is -0.5"),
-        (changed(sampling=Sampling(seed=0, temperature=float("nan"))), "temperature is nan"),
-        (changed(sampling=Sampling(seed=0, temperature=float("inf"))), "temperature is inf"),
-        (changed(sampling=Sampling(seed=0, top_p=0.0)), "top_p is 0.0"),
-        (changed(sampling=Sampling(seed=0, top_p=1.5)), "top_p is 1.5"),
-        (changed(choice=-1), "choice is -1"),
-    ],
-)
-def test_a_request_that_can_never_be_served_is_refused_with_the_value(request_: Generate, named: str) -> None:
-    with pytest.raises(RequestError, match=named):
-        sequence(request_)
-
-
-def test_prompt_and_answer_may_fill_the_context_to_the_last_token() -> None:
-    assert sequence(generate("r", [1] * 60, max_tokens=4)).num_tokens == 60
-    with pytest.raises(ContextLengthExceeded):
-        sequence(generate("r", [1] * 61, max_tokens=4))
+def test_a_request_that_can_never_be_served_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="token id 100"):
+        sequence(generate("r", [1, 100]))
 
 
 def test_hashes_are_those_of_the_whole_prompt_and_go_on_with_the_output() -> None:
@@ -95,6 +60,18 @@ def test_a_continuation_goes_on_with_index_and_limit() -> None:
     assert state.append(6) is None
     assert state.append(7) == "length"
     assert state.usage(0.0).output_tokens == 2
+
+
+def test_a_runner_is_told_prompt_and_output_apart_and_a_continuations_output_counts() -> None:
+    state = sequence(generate("r", [1, 2], output=[3], max_tokens=5, stop_token_ids=[9, 9], choice=2))
+    before = state.sample_spec()
+    state.append(4)
+    after = state.sample_spec()
+    assert [(list(spec.prompt_ids), list(spec.output_ids), spec.index) for spec in (before, after)] == [
+        ([1, 2], [3], 1),
+        ([1, 2], [3, 4], 2),
+    ]
+    assert (after.choice, after.stop_token_ids) == (2, frozenset({9}))
 
 
 def test_reused_tokens_are_counted_once_and_of_the_prompt_only() -> None:

@@ -15,7 +15,7 @@ import uvloop
 from prefixcache import limits
 from prefixcache.errors import ConfigError
 from prefixcache.protocol import Abort, Accepted, Beat, End, Fail, Hello, Started, Step, encode
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.requests import generate
 from tests.support.scripted_runner import ScriptedRunner, expected_output
 from tests.support.seeds import seeded

@@ -186,3 +186,10 @@ def test_a_role_stays_what_templates_compare_it_with() -> None:
     source = "{% for m in messages %}{{ m.role == 'user' }}{% endfor %} {{ documents is none }}"
     files = tiny_tokenizer_files(chat_template=source, special_tokens=["user", "<super>user", "user<sub>"])
     assert Renderer(files).render(HELLO).text == "True True"
+
+
+def test_the_fewest_tokens_are_known_without_tokenizing() -> None:
+    renderer = Renderer(tiny_tokenizer_files())
+    prompt = renderer.render([{"role": "user", "content": "hello " * 1000}])
+    assert 0 < renderer.least_tokens(prompt) <= len(renderer.encode(prompt))
+    assert renderer.least_tokens(prompt) == len(prompt.text) // len("<|endoftext|>")

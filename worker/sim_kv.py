@@ -1,0 +1,58 @@
+"""The simulated engine's KV cache: of each token it keeps the id and the position, block by block."""
+
+from __future__ import annotations
+
+from prefixcache.errors import WorkerFault
+from prefixcache.types import pack_tokens
+from worker.runner import StepShare
+
+_ID_BYTES = 4
+
+
+class SimKV:
+    """What was computed where. A sequence is known only by reading it back through its block table, so reuse of a wrong
+    or stale block shows: in other tokens, or as a WorkerFault where positions do not fit together.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+        self._width = _ID_BYTES * block_size
+        self._block_size = block_size
+        self._contents = [b""] * num_blocks
+        """Packed ids of each block's leading slots, as many as are written."""
+        self._places: list[int | None] = [None] * num_blocks
+        """Where each block stands in its sequence: 0 for the block of positions 0 .. block_size - 1."""
+
+    def write(self, share: StepShare) -> None:
+        """Puts a share's tokens behind those before it. Raises WorkerFault if those are not there."""
+        data = pack_tokens(share.token_ids)
+        place, slot = divmod(share.start, self._block_size)
+        taken = 0
+        while taken < len(data):
+            block = share.block_table[place]
+            before = b""
+            if slot:
+                before = self._contents[block][: _ID_BYTES * slot]
+                if self._places[block] != place or len(before) < _ID_BYTES * slot:
+                    raise WorkerFault(f"block {block} lacks the tokens before slot {slot} of its place {place}")
+            piece = data[taken : taken + self._width - len(before)]
+            self._contents[block], self._places[block] = before + piece, place
+            taken += len(piece)
+            place, slot = place + 1, 0
+
+    def read(self, share: StepShare) -> bytes:
+        """Packed ids of the whole sequence up to the share's last token. Raises WorkerFault for what is not there."""
+        num_tokens = share.start + len(share.token_ids)
+        table = share.block_table[: -(-num_tokens // self._block_size)]
+        contents, places = self._contents, self._places
+        if [places[block] for block in table] != list(range(len(table))):
+            raise WorkerFault(f"blocks {list(table)} hold content of places {[places[block] for block in table]}")
+        context = b"".join([contents[block] for block in table])
+        if len(context) != _ID_BYTES * num_tokens:
+            raise WorkerFault(f"blocks {list(table)} hold {len(context) // _ID_BYTES} tokens, not {num_tokens}")
+        return context
+
+    def spoil(self, share: StepShare) -> None:
+        """Forgets the blocks that a share was to write: it failed."""
+        end = share.start + len(share.token_ids)
+        for place in range(share.start // self._block_size, -(-end // self._block_size)):
+            self._places[share.block_table[place]] = None
