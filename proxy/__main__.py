@@ -19,6 +19,7 @@ from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
 from prefixcache.store import RedisStore
 from proxy.app import AppParts, create_app
 from proxy.config import DEFAULT_HOST, DEFAULT_PORT, DEFAULT_REDIS_URL, ProxySettings
+from proxy.cors import check_origins
 from proxy.server import serving
 
 _logger = logging.getLogger("proxy")
@@ -30,7 +31,9 @@ async def run(settings: ProxySettings) -> None:
         open_store=lambda: RedisStore.open(settings.redis_url, key_prefix=settings.key_prefix),
         policy=POLICIES[settings.policy](random.Random()),
         secret=settings.secret,
+        cors_origins=settings.cors_origins,
     )
+    check_origins(settings.cors_origins)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,7 +44,7 @@ async def run(settings: ProxySettings) -> None:
         _logger.info("stopping")
 
 
-@settings_command("proxy", help="Serve OpenAI-compatible chat completions in front of the registered workers.")
+@settings_command("proxy", help="Serve OpenAI-compatible chat and text completions in front of the registered workers.")
 @click.option("--redis", default=DEFAULT_REDIS_URL, help="Redis or Valkey: redis://, rediss:// or unix://.")
 @click.option("--host", default=DEFAULT_HOST, help="Address to listen on.")
 @click.option(
@@ -54,7 +57,14 @@ async def run(settings: ProxySettings) -> None:
     default=None,
     help="Deployment secret of the block hashes; default: the one in Redis. Prefer the environment variable.",
 )
-def main(redis: str, host: str, port: int, policy: str, key_prefix: str, secret: str | None) -> None:
+@click.option(
+    "--cors-origin",
+    multiple=True,
+    help="Origin whose pages may call this proxy from a browser, as https://chat.example.org; * for any. Repeatable.",
+)
+def main(
+    redis: str, host: str, port: int, policy: str, key_prefix: str, secret: str | None, cors_origin: tuple[str, ...]
+) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
     settings = ProxySettings(
         redis_url=redis,
@@ -63,6 +73,7 @@ def main(redis: str, host: str, port: int, policy: str, key_prefix: str, secret:
         policy=policy,
         key_prefix=key_prefix,
         secret=os.fsencode(secret) if secret else None,
+        cors_origins=cors_origin,
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -33,6 +33,8 @@ class AccessRecord:
     """time.perf_counter() when the head had arrived."""
     status: int | None = None
     """Set before the end only where it is not the one sent: an error inside a stream, a client that left."""
+    error_code: str | None = None
+    """What the client was told went wrong."""
     counted: bool = False
     """Whether this is a request for tokens, which the request metrics are about."""
     model: str = ""
@@ -74,6 +76,8 @@ def access_middleware(metrics: ProxyMetrics) -> Middleware:
         finally:
             if record.counted:
                 metrics.requests.labels(record.model, str(record.status)).inc()
+                if record.error_code is not None:
+                    metrics.request_errors.labels(record.error_code).inc()
             _log(request, record)
 
     return middleware
@@ -89,7 +93,7 @@ def _log(request: web.Request, record: AccessRecord) -> None:
     ttft_ms = f"{record.ttft_s * 1e3:.1f}" if record.ttft_s is not None else "-"
     _logger.log(
         level,
-        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d completion=%d ttft_ms=%s total_ms=%.1f id=%s",
+        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d completion=%d ttft_ms=%s total_ms=%.1f error=%s id=%s",
         request.method,
         path[:_MAX_PATH_CHARS],
         record.status,
@@ -101,5 +105,6 @@ def _log(request: web.Request, record: AccessRecord) -> None:
         record.completion_tokens,
         ttft_ms,
         total_ms,
+        record.error_code or "-",
         record.request_id,
     )

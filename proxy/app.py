@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from typing import Any
 
 from aiohttp import web
 
-from prefixcache.limits import MAX_BODY_BYTES, TOKENIZE_THREADS
+from prefixcache.limits import MAX_BODY_BYTES, SHUTDOWN_GRACE_S, TOKENIZE_THREADS
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.routing.base import Policy
 from proxy.access_log import access_middleware
 from proxy.cache_stats import CacheStats
-from proxy.chat_exchange import Books
-from proxy.chat_handler import ChatHandler
+from proxy.cors import cors_middleware, cors_signal
 from proxy.error_answers import error_middleware
+from proxy.exchange import Books
 from proxy.fleet import Fleet
+from proxy.generation_handler import GenerationHandler
 from proxy.health import HealthHandlers
 from proxy.prediction import Predictor, PromptReader
 from proxy.reports import ReportHandlers
 from proxy.secret import DeploymentSecret
 from proxy.store import Store
+from proxy.tokenize_handlers import TokenizeHandlers
 from proxy.tokenizer_fetch import Tokenizers
 from proxy.warnings_log import QuietLog
-
-CHAT_PATH = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,8 @@ class AppParts:
     policy: Policy
     secret: bytes | None = None
     """The configured deployment secret."""
+    cors_origins: Collection[str] = ()
+    """Origins whose pages may call this proxy; none is told anything if there are none."""
 
 
 PARTS = web.AppKey("parts", AppParts)
@@ -50,7 +52,8 @@ EXECUTOR: web.AppKey[Executor] = web.AppKey("executor")
 TOKENIZERS = web.AppKey("tokenizers", Tokenizers)
 SECRET = web.AppKey("secret", DeploymentSecret)
 FLEET = web.AppKey("fleet", Fleet)
-CHAT = web.AppKey("chat", ChatHandler)
+GENERATION = web.AppKey("generation", GenerationHandler)
+TOKENIZE = web.AppKey("tokenize", TokenizeHandlers)
 HEALTH = web.AppKey("health", HealthHandlers)
 REPORTS = web.AppKey("reports", ReportHandlers)
 
@@ -58,15 +61,25 @@ REPORTS = web.AppKey("reports", ReportHandlers)
 def create_app(parts: AppParts) -> web.Application:
     """Starts nothing: its resources are opened when a runner sets it up."""
     metrics = ProxyMetrics()
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[access_middleware(metrics), error_middleware])
+    middlewares = [access_middleware(metrics), error_middleware]
+    if parts.cors_origins:
+        middlewares.append(cors_middleware(parts.cors_origins))
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
+    if parts.cors_origins:
+        app.on_response_prepare.append(cors_signal(parts.cors_origins))
     app[PARTS] = parts
     app[BOOKS] = Books(metrics=metrics, stats=CacheStats())
     app[LOG] = QuietLog(logging.getLogger("proxy"))
+    app.on_shutdown.append(_drain)
     app.cleanup_ctx.extend([_store, _executor, _tokenizers, _secret, _fleet, _handlers])
     app.add_routes(
         [
-            web.post(CHAT_PATH, _chat),
+            web.post("/v1/chat/completions", _chat),
+            web.post("/v1/completions", _completion),
+            web.post("/tokenize", _tokenize),
+            web.post("/detokenize", _detokenize),
             web.get("/v1/models", _models),
+            web.get("/v1/models/{name:.+}", _model),
             web.get("/health", _health),
             web.get("/ready", _ready),
             web.get("/metrics", _metrics),
@@ -77,11 +90,27 @@ def create_app(parts: AppParts) -> web.Application:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    return await request.app[CHAT](request)
+    return await request.app[GENERATION].chat(request)
+
+
+async def _completion(request: web.Request) -> web.StreamResponse:
+    return await request.app[GENERATION].completion(request)
+
+
+async def _tokenize(request: web.Request) -> web.StreamResponse:
+    return await request.app[TOKENIZE].tokenize(request)
+
+
+async def _detokenize(request: web.Request) -> web.StreamResponse:
+    return await request.app[TOKENIZE].detokenize(request)
 
 
 async def _models(request: web.Request) -> web.StreamResponse:
     return await request.app[REPORTS].models(request)
+
+
+async def _model(request: web.Request) -> web.StreamResponse:
+    return await request.app[REPORTS].model(request)
 
 
 async def _health(request: web.Request) -> web.StreamResponse:
@@ -98,6 +127,11 @@ async def _metrics(request: web.Request) -> web.StreamResponse:
 
 async def _cache_stats(request: web.Request) -> web.StreamResponse:
     return await request.app[REPORTS].cache_stats(request)
+
+
+async def _drain(app: web.Application) -> None:
+    """No connection is accepted any more; the handlers still run."""
+    await app[FLEET].drain(SHUTDOWN_GRACE_S)
 
 
 async def _store(app: web.Application) -> AsyncIterator[None]:
@@ -133,14 +167,16 @@ async def _fleet(app: web.Application) -> AsyncIterator[None]:
 
 async def _handlers(app: web.Application) -> AsyncIterator[None]:
     books = app[BOOKS]
-    app[CHAT] = ChatHandler(
+    reader = PromptReader(app[EXECUTOR])
+    app[GENERATION] = GenerationHandler(
         fleet=app[FLEET],
         secret=app[SECRET],
-        reader=PromptReader(app[EXECUTOR]),
+        reader=reader,
         predictor=Predictor(books.metrics, app[LOG]),
         policy=app[PARTS].policy,
         books=books,
     )
+    app[TOKENIZE] = TokenizeHandlers(app[FLEET], reader)
     app[HEALTH] = HealthHandlers(app[FLEET])
     app[REPORTS] = ReportHandlers(app[FLEET], books.metrics, books.stats)
     yield

@@ -1,39 +1,34 @@
-"""One answer in both of its shapes: the chunks of a stream, or the whole completion.
-
-Folding the chunks (contents joined, last finish_reason, the usage chunk) gives the completion.
-"""
+"""The answer to a chat."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-FinishReason = Literal["stop", "length"]
+from proxy.answer import Answer, FinishReason, TokenSpelling, WholeChoice, json_logprob
+from proxy.scored_tokens import ScoredToken
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    cached_tokens: int
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """Null for a token that adds nothing to the text."""
 
 
-class CompletionUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one answer in OpenAI's words."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: tuple[TopLogprob, ...]
 
 
-def completion_usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> CompletionUsage:
-    return CompletionUsage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-    )
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: tuple[ChatLogprob, ...]
+    refusal: None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,23 +37,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    index: int = 0
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
     message: Message
-    logprobs: None = None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of an answer that is not streamed."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: tuple[Choice, ...]
-    usage: CompletionUsage
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,65 +50,56 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     refusal: UnsetType | None = UNSET
 
 
-class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    index: int = 0
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a stream."""
+class ChatAnswer(Answer):
+    """See `Answer`."""
 
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: tuple[ChunkChoice, ...]
-    usage: CompletionUsage | UnsetType | None = UNSET
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
+    def _opening(self, choice: int) -> ChatChunkChoice:
+        delta = Delta(role="assistant", content="", refusal=None)
+        return ChatChunkChoice(index=choice, delta=delta, logprobs=self._logprobs(()))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatAnswer:
-    """What every chunk of an answer, and the whole of it, has in common."""
+    def _piece(self, choice: int, text: str, tokens: Sequence[ScoredToken]) -> ChatChunkChoice:
+        return ChatChunkChoice(index=choice, delta=Delta(content=text), logprobs=self._logprobs(tokens))
 
-    id: str
-    created: int
-    """Seconds since the epoch."""
-    model: str
-    system_fingerprint: str
-    include_usage: bool = False
-    """Every chunk then has a usage field, null in all but the last."""
+    def _finish(self, choice: int, reason: FinishReason) -> ChatChunkChoice:
+        return ChatChunkChoice(index=choice, delta=Delta(), finish_reason=reason)
 
-    def first_chunk(self) -> Chunk:
-        return self._chunk((ChunkChoice(delta=Delta(role="assistant", content="", refusal=None)),))
-
-    def text_chunk(self, text: str) -> Chunk:
-        return self._chunk((ChunkChoice(delta=Delta(content=text)),))
-
-    def finish_chunk(self, reason: FinishReason) -> Chunk:
-        return self._chunk((ChunkChoice(delta=Delta(), finish_reason=reason),))
-
-    def usage_chunk(self, usage: CompletionUsage) -> Chunk:
-        return self._chunk((), usage)
-
-    def completion(self, text: str, reason: FinishReason, usage: CompletionUsage) -> Completion:
-        return Completion(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            system_fingerprint=self.system_fingerprint,
-            choices=(Choice(message=Message(content=text), finish_reason=reason),),
-            usage=usage,
+    def _whole(self, choice: int, whole: WholeChoice) -> ChatChoice:
+        return ChatChoice(
+            index=choice,
+            message=Message(content=whole.text),
+            logprobs=self._logprobs(whole.tokens),
+            finish_reason=whole.finish_reason,
         )
 
-    def _chunk(self, choices: tuple[ChunkChoice, ...], usage: CompletionUsage | None = None) -> Chunk:
-        return Chunk(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            system_fingerprint=self.system_fingerprint,
-            choices=choices,
-            usage=usage if self.include_usage else UNSET,
-        )
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+        spelling = self._head.spelling
+        if spelling is None:
+            return None
+        return ChatLogprobs(content=tuple(_logprob(spelling, token) for token in tokens))
+
+
+def _logprob(spelling: TokenSpelling, token: ScoredToken) -> ChatLogprob:
+    return ChatLogprob(
+        token=spelling.text(token.id),
+        logprob=json_logprob(token.logprobs.logprob),
+        bytes=_byte_list(spelling, token.id),
+        top_logprobs=tuple(
+            TopLogprob(token=spelling.text(id), logprob=json_logprob(logprob), bytes=_byte_list(spelling, id))
+            for id, logprob in token.logprobs.top
+        ),
+    )
+
+
+def _byte_list(spelling: TokenSpelling, id: int) -> list[int] | None:
+    data = spelling.token_bytes(id)
+    return None if data is None else list(data)

@@ -21,3 +21,4 @@ class ProxySettings:
     key_prefix: str
     secret: bytes | None = None
     """Deployment secret; None takes the one in Redis, or makes one."""
+    cors_origins: tuple[str, ...] = ()

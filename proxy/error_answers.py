@@ -9,9 +9,11 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from prefixcache.errors import RequestError, RequestTooLarge, Unavailable, WorkerFault
-from prefixcache.limits import MAX_BODY_BYTES, RETRY_AFTER_S
+from prefixcache.errors import InvalidRequest, RequestError, Unavailable, WorkerFault
+from prefixcache.limits import RETRY_AFTER_S
+from proxy.access_log import ACCESS_RECORD
 from proxy.json_answers import json_answer
+from proxy.request_body import body_too_large
 
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_PATH_CHARS = 200
@@ -29,10 +31,6 @@ class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorBody
 
 
-def body_too_large() -> RequestTooLarge:
-    return RequestTooLarge(f"the body is longer than {MAX_BODY_BYTES} bytes")
-
-
 def described(error: Exception) -> tuple[int, ErrorEnvelope]:
     """HTTP status and envelope; an error that is nobody's but ours is logged and told without detail."""
     match error:
@@ -47,6 +45,17 @@ def described(error: Exception) -> tuple[int, ErrorEnvelope]:
             return HTTPStatus.INTERNAL_SERVER_ERROR, ErrorEnvelope(error=body)
 
 
+def error_code(error: Exception) -> str:
+    """The kind of an error in one word, for metrics and logs."""
+    match error:
+        case RequestError():
+            return error.code or "invalid_request"
+        case Unavailable() | WorkerFault():
+            return error.code
+        case _:
+            return "internal_error"
+
+
 def error_answer(error: Exception) -> web.Response:
     status, envelope = described(error)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
@@ -59,18 +68,20 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
-        return error_answer(body_too_large())
+        return _recorded(request, body_too_large())
     except web.HTTPException as error:
         return _http_answer(request, error)
     except web.RequestPayloadError:
-        envelope = ErrorEnvelope(
-            error=ErrorBody(message="the body could not be read as announced", type="invalid_request_error")
-        )
-        return json_answer(envelope, status=HTTPStatus.BAD_REQUEST)
+        return _recorded(request, InvalidRequest("the body could not be read as announced"))
     except ConnectionError:
         raise
     except Exception as error:
-        return error_answer(error)
+        return _recorded(request, error)
+
+
+def _recorded(request: web.Request, error: Exception) -> web.Response:
+    request[ACCESS_RECORD].error_code = error_code(error)
+    return error_answer(error)
 
 
 def _http_answer(request: web.Request, error: web.HTTPException) -> web.Response:

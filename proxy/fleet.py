@@ -34,6 +34,8 @@ class ServedName:
     created: int
     """Seconds since the epoch: when its first worker started."""
     max_model_len: int
+    root: str
+    """The model behind it, which is another name for an alias."""
 
 
 class Fleet:
@@ -73,6 +75,7 @@ class Fleet:
                 name=name,
                 created=int(min(record.started_at for record in records)),
                 max_model_len=max(record.max_model_len for record in records),
+                root=self.model(name).model,
             )
             for name, records in sorted(by_name.items())
         ]
@@ -97,7 +100,13 @@ class Fleet:
         return self._model_of(next(link for link in ready if link.record.namespace == namespace))
 
     def ready_links(self, namespace: str) -> Sequence[WorkerLink]:
-        return [link for link in self._links.values() if link.ready and link.record.namespace == namespace]
+        """Those to choose from: without the silent ones, unless all are silent (then it may be us who is late)."""
+        ready = [link for link in self._links.values() if link.ready and link.record.namespace == namespace]
+        return [link for link in ready if not link.is_silent] or ready
+
+    def max_model_len(self, namespace: str) -> int:
+        """The longest context among the ready workers of a namespace."""
+        return max((link.record.max_model_len for link in self.ready_links(namespace)), default=0)
 
     async def run(self) -> None:
         """Never returns; when its owner cancels it, every link is ended before it returns."""
@@ -121,6 +130,16 @@ class Fleet:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def drain(self, patience_s: float) -> None:
+        """Waits for the requests in hand, and tells those that take longer that the proxy is shutting down."""
+        streams = [link.stream for link in self.links if link.stream is not None]
+        try:
+            async with asyncio.timeout(patience_s):
+                await asyncio.gather(*(stream.drained() for stream in streams))
+        except TimeoutError:
+            for stream in streams:
+                stream.fail_all(Unavailable("the proxy is shutting down, try again"))
 
     async def _apply(self, records: Sequence[WorkerRecord]) -> None:
         for record in records:

@@ -21,6 +21,7 @@ class Model:
     model: str
     revision: str
     tokenizer_fingerprint: str
+    vocab_size: int
     geometry: CacheGeometry
     renderer: Renderer
     index: PrefixIndex
@@ -33,6 +34,7 @@ class Model:
             model=record.model,
             revision=record.revision,
             tokenizer_fingerprint=record.tokenizer_fingerprint,
+            vocab_size=record.vocab_size,
             geometry=record.geometry,
             renderer=renderer,
             index=index,

@@ -1,41 +1,60 @@
 """From a request to the token ids, hashes and matches that a policy decides on.
 
-ChatRequest ──render──> text ──encode──> ids ──chain from the root──> index hashes ──match──> depth by incarnation
-             inline when cheap, else in a thread                      one call with a deadline, or no prediction
+messages ──render──> text ──encode──> ids ──chain from the root──> index hashes ──match──> depth by incarnation
+text or token ids ───────────┘    inline when cheap, else in a thread         one call with a deadline, or none
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from prefixcache.errors import IndexUnavailable, InvalidRequest
+from prefixcache.errors import ContextLengthExceeded, IndexUnavailable, InvalidRequest
 from prefixcache.hashing import block_hashes, index_hashes
 from prefixcache.index.base import PrefixIndex
-from prefixcache.limits import OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
+from prefixcache.limits import MAX_ECHO_CHARS, MAX_MATCHES_AT_ONCE, OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
 from prefixcache.metrics import ProxyMetrics
-from prefixcache.rendering.renderer import RenderedPrompt
+from prefixcache.rendering.renderer import RenderedPrompt, Renderer
 from prefixcache.types import pack_tokens
-from proxy.chat_request import ChatRequest, parse_chat_request
+from proxy.chat_request import ChatRequest
+from proxy.completion_request import CompletionRequest
+from proxy.message_fields import with_argument_objects, with_joined_parts
 from proxy.model import Model
 from proxy.warnings_log import QuietLog
+
+T = TypeVar("T")
+
+AnyRequest = ChatRequest | CompletionRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Token ids of one request and the names of its prefixes."""
+    """Token ids of one prompt and the names of its prefixes."""
 
     packed: bytes
     """u32 little-endian ids."""
     root: int
     index_hashes: list[int]
+    field: str
+    """Where it stood in the request."""
+    echo: str = ""
+    """Its text, where that was asked for."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.packed) // 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A prompt that may have to be encoded still."""
+
+    content: RenderedPrompt | Sequence[int]
+    field: str
 
 
 class PromptReader:
@@ -44,34 +63,110 @@ class PromptReader:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    async def parse(self, body: bytes) -> ChatRequest:
+    async def parse(self, parse: Callable[[bytes], T], body: bytes) -> T:
         """Raises InvalidRequest."""
         if len(body) < OFFLOAD_BODY_BYTES:
-            return parse_chat_request(body)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, parse_chat_request, body)
+            return parse(body)
+        return await self.in_thread(parse, body)
 
-    async def read(self, model: Model, chat: ChatRequest, *, body_bytes: int, seed: int) -> Prompt:
-        """The prompt of a request to `model`. Raises InvalidRequest if the chat template refuses the messages."""
-        root = model.root_hash(seed=seed, cache_salt=chat.cache_salt)
-        loop = asyncio.get_running_loop()
-        if body_bytes < OFFLOAD_BODY_BYTES:
-            rendered = model.renderer.render(chat.messages)
-            if model.renderer.uncached_chars(rendered) <= TOKENIZE_INLINE_CHARS:
-                return _encode(model, rendered, root)
-            return await loop.run_in_executor(self._executor, _encode, model, rendered, root)
-        return await loop.run_in_executor(self._executor, _render_and_encode, model, chat, root)
+    async def read(
+        self, model: Model, asked: AnyRequest, *, body_bytes: int, seed: int, most_tokens: int
+    ) -> Sequence[Prompt]:
+        """The prompts of a request to `model`.
+
+        Raises InvalidRequest if the chat template refuses the messages, and for token ids that the model has not;
+        ContextLengthExceeded, before anything is tokenized, for a text that must become more than `most_tokens`.
+        """
+        root = model.root_hash(seed=seed, cache_salt=asked.options.cache_salt)
+        if body_bytes >= OFFLOAD_BODY_BYTES:
+            return await self.in_thread(_draft_and_encode, model, asked, root, most_tokens)
+        drafts = _drafts(model, asked, most_tokens)
+        if uncached_chars(model.renderer, [draft.content for draft in drafts]) <= TOKENIZE_INLINE_CHARS:
+            return _encode(model, asked, drafts, root)
+        return await self.in_thread(_encode, model, asked, drafts, root)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
 
-def _render_and_encode(model: Model, chat: ChatRequest, root: int) -> Prompt:
-    return _encode(model, model.renderer.render(chat.messages), root)
+def uncached_chars(renderer: Renderer, contents: Sequence[RenderedPrompt | Sequence[int]]) -> int:
+    """Characters that would have to be tokenized."""
+    return sum(renderer.uncached_chars(content) for content in contents if isinstance(content, RenderedPrompt))
 
 
-def _encode(model: Model, rendered: RenderedPrompt, root: int) -> Prompt:
-    packed = pack_tokens(model.renderer.encode(rendered))
+def render_chat(
+    renderer: Renderer, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+) -> RenderedPrompt:
+    """Messages as `chat_messages` gives them. Raises InvalidRequest if the chat template refuses them."""
+    if not renderer.takes_parts:
+        messages = with_joined_parts(messages)
+    if renderer.takes_argument_objects:
+        messages = with_argument_objects(messages)
+    return renderer.render(messages, add_generation_prompt=add_generation_prompt)
+
+
+def _draft_and_encode(model: Model, asked: AnyRequest, root: int, most_tokens: int) -> Sequence[Prompt]:
+    return _encode(model, asked, _drafts(model, asked, most_tokens), root)
+
+
+def _drafts(model: Model, asked: AnyRequest, most_tokens: int) -> Sequence[_Draft]:
+    drafts = _rendered(model, asked)
+    for draft in drafts:
+        least = model.renderer.least_tokens(draft.content) if isinstance(draft.content, RenderedPrompt) else 0
+        if least > most_tokens:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {most_tokens} tokens. However, {draft.field} has at least "
+                f"{least} tokens. Please reduce its length.",
+                param=draft.field,
+            )
+    return drafts
+
+
+def _rendered(model: Model, asked: AnyRequest) -> Sequence[_Draft]:
+    asked.options.check_vocabulary(model.vocab_size)
+    if isinstance(asked, ChatRequest):
+        return [_Draft(content=render_chat(model.renderer, asked.messages), field="messages")]
+    asked.check_vocabulary(model.vocab_size)
+    return [
+        _Draft(
+            content=model.renderer.raw(prompt, add_special_tokens=asked.add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt,
+            field=asked.name_of(place),
+        )
+        for place, prompt in enumerate(asked.prompts)
+    ]
+
+
+def _encode(model: Model, asked: AnyRequest, drafts: Sequence[_Draft], root: int) -> Sequence[Prompt]:
+    has_echo = isinstance(asked, CompletionRequest) and asked.echo
+    prompts = [_prompt(model, draft, root, has_echo=has_echo) for draft in drafts]
+    if sum(len(prompt.echo) for prompt in prompts) * asked.options.n > MAX_ECHO_CHARS:
+        raise InvalidRequest(f"echo would repeat more than {MAX_ECHO_CHARS} characters", param="echo")
+    return prompts
+
+
+def _prompt(model: Model, draft: _Draft, root: int, *, has_echo: bool) -> Prompt:
+    content = draft.content
+    packed = pack_tokens(model.renderer.encode(content) if isinstance(content, RenderedPrompt) else content)
     if not packed:
-        raise InvalidRequest("the messages give an empty prompt", param="messages")
+        raise InvalidRequest(f"{draft.field} gives an empty prompt", param=draft.field)
     hashes = block_hashes(root, packed, model.geometry.block_size)
-    return Prompt(packed=packed, root=root, index_hashes=index_hashes(hashes, model.geometry.stride))
+    return Prompt(
+        packed=packed,
+        root=root,
+        index_hashes=index_hashes(hashes, model.geometry.stride),
+        field=draft.field,
+        echo=_echo(model.renderer, content) if has_echo else "",
+    )
+
+
+def _echo(renderer: Renderer, content: RenderedPrompt | Sequence[int]) -> str:
+    """The text a caller wrote, or the text of the ids as an answer would have it."""
+    if isinstance(content, RenderedPrompt):
+        return content.text
+    detokenizer = renderer.detokenizer()
+    return detokenizer.feed(content) + detokenizer.flush()
 
 
 class Predictor:
@@ -80,6 +175,16 @@ class Predictor:
     def __init__(self, metrics: ProxyMetrics, log: QuietLog) -> None:
         self._metrics = metrics
         self._log = log
+
+    async def all_depths(self, index: PrefixIndex, prompts: Sequence[Prompt]) -> Sequence[Mapping[int, int]]:
+        """`depths` of each prompt, a few at a time: they share the connections with all other requests."""
+        if len(prompts) == 1:
+            return [await self.depths(index, prompts[0].index_hashes)]
+        depths: list[Mapping[int, int]] = []
+        for start in range(0, len(prompts), MAX_MATCHES_AT_ONCE):
+            some = prompts[start : start + MAX_MATCHES_AT_ONCE]
+            depths += await asyncio.gather(*(self.depths(index, prompt.index_hashes) for prompt in some))
+        return depths
 
     async def depths(self, index: PrefixIndex, hashes: list[int]) -> Mapping[int, int]:
         """Matched index blocks by incarnation, empty without a prediction."""

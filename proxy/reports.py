@@ -9,7 +9,7 @@ from aiohttp import web
 
 from prefixcache.metrics import CONTENT_TYPE, ProxyMetrics, exposition
 from proxy.cache_stats import CacheStats
-from proxy.fleet import Fleet
+from proxy.fleet import Fleet, ServedName
 from proxy.json_answers import json_answer
 
 
@@ -18,6 +18,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["prefixcache"] = "prefixcache"
+    root: str
+    """The model that the name stands for."""
+    parent: None = None
     max_model_len: int
 
 
@@ -27,7 +30,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportHandlers:
-    """GET /v1/models, /metrics and /cache/stats."""
+    """GET /v1/models, /v1/models/NAME, /metrics and /cache/stats."""
 
     def __init__(self, fleet: Fleet, metrics: ProxyMetrics, stats: CacheStats) -> None:
         self._fleet = fleet
@@ -35,14 +38,20 @@ class ReportHandlers:
         self._stats = stats
 
     async def models(self, _request: web.Request) -> web.Response:
-        entries = tuple(
-            ModelEntry(id=served.name, created=served.created, max_model_len=served.max_model_len)
-            for served in self._fleet.served_names()
-        )
-        return json_answer(ModelList(data=entries))
+        return json_answer(ModelList(data=tuple(map(_entry, self._fleet.served_names()))))
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Raises ModelNotFound, or Unavailable while its workers are not there yet."""
+        name = request.match_info["name"]
+        self._fleet.model(name)
+        return json_answer(next(_entry(served) for served in self._fleet.served_names() if served.name == name))
 
     async def metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=exposition(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE})
 
     async def cache_stats(self, _request: web.Request) -> web.Response:
         return json_answer(self._stats.report())
+
+
+def _entry(served: ServedName) -> ModelEntry:
+    return ModelEntry(id=served.name, created=served.created, root=served.root, max_model_len=served.max_model_len)

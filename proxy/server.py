@@ -3,13 +3,54 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
-from prefixcache.errors import ConfigError
-from prefixcache.limits import SHUTDOWN_GRACE_S
+from prefixcache.errors import ConfigError, InvalidRequest
+from prefixcache.limits import SHUTDOWN_CLOSE_S
+from proxy.error_answers import error_answer
+
+_logger = logging.getLogger(__name__)
+
+
+class _Connection(web.RequestHandler):
+    """Answers what is no HTTP, and so never reaches the application, in the envelope of all other errors."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= 500 or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        _logger.info("malformed request from %s: %s", request.remote, type(exc).__name__)
+        response = error_answer(InvalidRequest("the request is not valid HTTP"))
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    def __call__(self) -> _Connection:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    """aiohttp has no public way to choose the class of its connections."""
+
+    async def _make_server(self) -> web.Server:
+        made: Any = await super()._make_server()
+        return _Server(
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            **made._kwargs,
+        )
 
 
 @asynccontextmanager
@@ -19,7 +60,7 @@ async def serving(app: web.Application, *, host: str, port: int) -> AsyncIterato
     handler_cancellation: a client that leaves cancels its handler at whatever it awaits, so that its request is
     aborted at the worker; aiohttp's default is to go on.
     """
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_GRACE_S)
+    runner = _Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_CLOSE_S)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

@@ -57,13 +57,17 @@ class SseStream:
         return self._response.prepared
 
     async def begin(self) -> None:
-        """Commits status 200 and writes what was sent so far. Raises ConnectionError if the client is gone."""
+        """Commits status 200 and writes what was sent so far, as fast as the client takes it.
+
+        Raises ConnectionError if the client is gone.
+        """
         if self._chunked:
             self._response.enable_chunked_encoding()
         await self._response.prepare(self._request)
+        while self._pending:
+            pending, self._pending = self._pending, []
+            await self._response.write(b"".join(pending))
         self._transport = self._request.transport
-        pending, self._pending = self._pending, []
-        self.send(b"".join(pending))
 
     def send(self, data: bytes) -> None:
         """Writes whole events; never blocks. A client that leaves too much unread is cut."""
@@ -73,10 +77,11 @@ class SseStream:
             return
         if transport.is_closing() or not data:
             return
-        transport.write(chunked(data) if self._chunked else data)
         if transport.get_write_buffer_size() > MAX_STREAM_BACKLOG_BYTES:
             _logger.warning("client left more than %d bytes unread: its stream is cut", MAX_STREAM_BACKLOG_BYTES)
             transport.abort()
+            return
+        transport.write(chunked(data) if self._chunked else data)
 
     async def end(self) -> web.StreamResponse:
         """Ends the body; waits until the client has read it, but not for ever."""

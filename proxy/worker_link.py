@@ -7,7 +7,7 @@ import logging
 import random
 
 from prefixcache.errors import PrefixCacheError
-from prefixcache.limits import RECONNECT_FIRST_S, RECONNECT_MOST_S
+from prefixcache.limits import RECONNECT_FIRST_S, RECONNECT_MOST_S, WORKER_SUSPECT_S
 from prefixcache.protocol import Beat, Hello
 from prefixcache.registry import WorkerRecord
 from prefixcache.rendering.renderer import Renderer
@@ -54,6 +54,12 @@ class WorkerLink:
     @property
     def ready(self) -> bool:
         return self.renderer is not None and self.stream is not None
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing came for so long that it should get no further request, though its stream stands."""
+        stream = self.stream
+        return stream is not None and asyncio.get_running_loop().time() - stream.last_frame_at > WORKER_SUSPECT_S
 
     @property
     def own_waiting(self) -> int:

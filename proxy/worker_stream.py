@@ -28,6 +28,7 @@ from prefixcache.protocol import (
     MalformedFrame,
     Started,
     Step,
+    StepEntry,
     WorkerFrame,
     check_hello,
     decode_from_worker,
@@ -42,7 +43,7 @@ class Sink(Protocol):
 
     def on_started(self, cached_tokens: int) -> None: ...
 
-    def on_tokens(self, index: int, ids: tuple[int, ...]) -> None: ...
+    def on_tokens(self, entry: StepEntry) -> None: ...
 
     def on_end(self, end: End) -> None:
         """Last call, or on_fail is."""
@@ -76,6 +77,8 @@ class WorkerStream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[str, Sink] = {}
         self._running: dict[str, Sink] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def num_waiting(self) -> int:
@@ -99,6 +102,7 @@ class WorkerStream(asyncio.Protocol):
             raise Unavailable(f"worker {self.worker_id} does not read its stream")
         data = encode(frame)
         self._waiting[frame.id] = sink
+        self._idle.clear()
         transport.write(data)
 
     def abort(self, request_id: str, *, forget: bool) -> None:
@@ -108,6 +112,20 @@ class WorkerStream(asyncio.Protocol):
             self._sink_of_ended(request_id)
         if known and self.open:
             self._send(Abort(id=request_id))
+
+    async def drained(self) -> None:
+        """Returns when no request is on the stream."""
+        await self._idle.wait()
+
+    def fail_all(self, error: PrefixCacheError) -> None:
+        """Ends every request on the stream with `error`, here and at the worker."""
+        held = {**self._running, **self._waiting}
+        self._running.clear()
+        self._waiting.clear()
+        self._idle.set()
+        for request_id, sink in held.items():
+            self._send(Abort(id=request_id))
+            sink.on_fail(error)
 
     def cut(self) -> None:
         """Drops the connection; requests on it fail."""
@@ -133,11 +151,7 @@ class WorkerStream(asyncio.Protocol):
         self._transport = None
         if not self.hello.done():
             self.hello.set_exception(ProtocolError(f"worker {self.worker_id} closed the stream before its hello"))
-        sinks = [*self._running.values(), *self._waiting.values()]
-        self._running.clear()
-        self._waiting.clear()
-        for sink in sinks:
-            sink.on_fail(WorkerFault(f"worker {self.worker_id} vanished while it held the request"))
+        self.fail_all(WorkerFault(f"worker {self.worker_id} vanished while it held the request"))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -164,7 +178,7 @@ class WorkerStream(asyncio.Protocol):
                     sink = self._running.get(entry.id) or self._start(entry.id)
                     if sink is not None:
                         try:
-                            sink.on_tokens(entry.index, entry.ids)
+                            sink.on_tokens(entry)
                         except Exception as error:
                             self._sink_failed(entry.id, sink, error)
             case Started():
@@ -196,7 +210,10 @@ class WorkerStream(asyncio.Protocol):
         return sink
 
     def _sink_of_ended(self, request_id: str) -> Sink | None:
-        return self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
+        sink = self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
+        if not self._running and not self._waiting:
+            self._idle.set()
+        return sink
 
     def _sink_failed(self, request_id: str, sink: Sink, error: Exception) -> None:
         """A fault of our own in one request ends that request, not its neighbours on the stream."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 
 class CheckedStore(MemoryStore):

@@ -12,7 +12,7 @@ from prefixcache.protocol import Generate
 from prefixcache.rendering.renderer import Renderer
 from prefixcache.types import unpack_tokens
 from tests.support.fake_worker import FakeWorker, Script, says, token_ids
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import RunningProxy, running_proxy, text_of
 from tests.support.tiny_tokenizer import tiny_tokenizer_files
 from tests.support.waiting import eventually

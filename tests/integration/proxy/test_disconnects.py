@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from tests.support.fake_worker import FakeWorker, token_ids
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import RunningProxy, body, running_proxy
 from tests.support.raw_http import post, raw_connection
 from tests.support.seeds import seeded

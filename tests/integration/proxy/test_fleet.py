@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
-from proxy import server
+from proxy import app, worker_link
 from tests.support.fake_worker import FakeWorker, says, token_ids
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import RunningProxy, body, running_proxy
 from tests.support.raw_http import post, raw_connection
 from tests.support.tiny_tokenizer import tiny_tokenizer_files
@@ -277,10 +277,10 @@ async def test_requests_go_to_the_least_waiting_worker(store: MemoryStore) -> No
         assert proxy.metric("prefixcache_num_requests_waiting") == 0, "others' requests are not ours"
 
 
-async def test_a_proxy_that_stops_lets_streams_end_and_then_cuts_them(
+async def test_a_proxy_that_stops_lets_streams_end_and_tells_those_that_take_longer(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "SHUTDOWN_GRACE_S", 0.3)
+    monkeypatch.setattr(app, "SHUTDOWN_GRACE_S", 0.3)
     async with FakeWorker.open(store) as worker, AsyncExitStack() as connections:
         async with running_proxy(store) as proxy:
             await proxy.ready()
@@ -292,7 +292,35 @@ async def test_a_proxy_that_stops_lets_streams_end_and_then_cuts_them(
                 worker.step(ids[-1], token_ids("hi"))
                 await connection.head()
             asyncio.get_running_loop().call_later(0.1, worker.end, ids[0])
-        ending, cut = [await connection.read_all() for connection in opened]
+        ending, told = [await connection.read_all() for connection in opened]
         assert ending.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        assert b"hi" in cut and b"[DONE]" not in cut and not cut.endswith(b"0\r\n\r\n")
+        assert b"hi" in told and b"the proxy is shutting down" in told and b"[DONE]" not in told
+        assert told.endswith(b"\r\n0\r\n\r\n")
         await eventually(lambda: worker.aborts == [ids[1]])
+
+
+async def test_a_worker_that_fell_silent_gets_no_new_request_while_another_one_may(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "WORKER_SUSPECT_S", 0.5)
+    async with (
+        FakeWorker.open(store, worker_id="alive", script=says("alive")) as alive,
+        FakeWorker.open(store, worker_id="silent", script=says("silent")),
+        running_proxy(store) as proxy,
+    ):
+        await proxy.ready(2)
+        links = {link.worker_id: link for link in proxy.fleet.links}
+
+        async def keep_beating() -> None:
+            while True:
+                alive.beat()
+                await asyncio.sleep(0.05)
+
+        beating = asyncio.create_task(keep_beating())
+        await eventually(lambda: links["silent"].is_silent)
+        for _ in range(8):
+            assert (await proxy.chat()).headers["x-prefixcache-worker"] == "alive"
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        await eventually(lambda: links["alive"].is_silent)
+        assert (await proxy.chat()).status_code == 200, "where all are silent, it may be the proxy that is late"

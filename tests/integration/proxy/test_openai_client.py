@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.support.fake_worker import FakeWorker, says
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import running_proxy
 
 TEXT = "Hello world, né \N{BALLOON}!"
@@ -79,6 +79,6 @@ async def test_error_classes(store: MemoryStore) -> None:
                 assert too_long.value.code == "context_length_exceeded"
                 with pytest.raises(openai.BadRequestError) as refused:
                     await client.chat.completions.create(
-                        model="tiny", messages=[{"role": "user", "content": "x"}], frequency_penalty=1
+                        model="tiny", messages=[{"role": "user", "content": "x"}], frequency_penalty=3
                     )
                 assert refused.value.param == "frequency_penalty"

@@ -121,7 +121,14 @@ def test_a_port_in_use_is_one_plain_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--redis", "http://x"], ["--policy", "best"], ["--port", "99999"], ["--key-prefix", "{x}"]]
+    "arguments",
+    [
+        ["--redis", "http://x"],
+        ["--policy", "best"],
+        ["--port", "99999"],
+        ["--key-prefix", "{x}"],
+        ["--cors-origin", "x"],
+    ],
 )
 def test_wrong_settings_end_with_2(arguments: list[str]) -> None:
     done = subprocess.run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +17,10 @@ from prefixcache.rendering.renderer import Renderer
 from prefixcache.store import RedisStore
 from prefixcache.types import pack_tokens
 from proxy.app import SECRET
+from tests.support.folding import folded_chat
 from tests.support.proxy_harness import RunningProxy, body, running_proxy, text_of
 from tests.support.raw_http import post, raw_connection
-from tests.support.scripted_runner import ScriptedRunner, expected_output
+from tests.support.scripted_runner import ScriptedRunner, expected_output, made_up_logprobs
 from tests.support.tiny_tokenizer import TINY_EOS_ID, TINY_SPECIAL_TOKENS, tiny_tokenizer_files
 from tests.support.valkey import Server
 from tests.support.waiting import eventually
@@ -76,6 +77,10 @@ def _expected(messages: list[dict[str, str]], num_tokens: int, *, seed: int | No
     ids = RENDERER.encode(RENDERER.render(messages))
     sampling = Sampling(seed=0, temperature=0) if seed is None else Sampling(seed=seed)
     output = expected_output(ids, num_tokens, vocab_size=RENDERER.vocab_size, sampling=sampling, reserved=RESERVED)
+    return _decoded(output)
+
+
+def _decoded(output: Sequence[int]) -> str:
     detokenizer = RENDERER.detokenizer()
     return detokenizer.feed(output) + detokenizer.flush()
 
@@ -129,6 +134,76 @@ async def test_whole_streamed_sampled_and_many_at_once(valkey: Server) -> None:
         statistics = (await stack.proxy.client.get("/cache/stats")).json()["total"]["since_start"]
         assert statistics["prompt_tokens"] == stack.proxy.metric("prefixcache_prompt_tokens_total")
         assert statistics["cached_tokens"] == stack.proxy.metric("prefixcache_cached_tokens_total") > 0
+
+
+async def test_several_choices_with_log_probabilities(valkey: Server) -> None:
+    async with _stack(valkey) as stack:
+        messages = _messages("hello")
+        fields: dict[str, Any] = {"seed": 7, "max_tokens": 20, "logprobs": True, "top_logprobs": 2}
+        whole = (await stack.proxy.chat(messages=messages, n=3, **fields)).json()
+        again = (await stack.proxy.chat(messages=messages, n=3, **fields)).json()
+        events = await stack.proxy.events(messages=messages, n=3, stream_options={"include_usage": True}, **fields)
+        ids = RENDERER.encode(RENDERER.render(messages))
+        for number, choice in enumerate(whole["choices"]):
+            output = expected_output(
+                ids, 20, vocab_size=RENDERER.vocab_size, sampling=Sampling(seed=7), reserved=RESERVED, choice=number
+            )
+            assert choice["message"]["content"] == _decoded(output)
+            told = choice["logprobs"]["content"]
+            assert [bytes(token["bytes"]) for token in told] == [RENDERER.token_bytes(id) for id in output]
+            expected = [made_up_logprobs(id, 2, vocab_size=RENDERER.vocab_size) for id in output]
+            assert [token["logprob"] for token in told] == [scores.logprob for scores in expected]
+            assert [[top["logprob"] for top in token["top_logprobs"]] for token in told] == [
+                [logprob for _, logprob in scores.top] for scores in expected
+            ]
+        assert whole["usage"]["prompt_tokens"] == len(ids)
+        assert whole["usage"]["completion_tokens"] == 60
+        assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "what its own choices share is no hit"
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0.9 * len(ids)
+        assert again["choices"] == whole["choices"] == folded_chat(events[:-1])["choices"]
+
+
+async def test_completions_of_texts_and_token_ids(valkey: Server) -> None:
+    async with _stack(valkey) as stack:
+        texts = [SYSTEM + "one", SYSTEM + "two"]
+        prompts = [list(RENDERER.encode(RENDERER.raw(text))) for text in texts]
+        answers = []
+        for prompt in (texts, prompts):
+            body = {"model": "tiny", "prompt": prompt, "n": 2, "temperature": 0, "logprobs": 1}
+            answer = await stack.proxy.client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            answers.append(answer.json())
+        outputs = [
+            expected_output(prompt, 16, vocab_size=RENDERER.vocab_size, reserved=RESERVED)
+            for prompt in prompts
+            for _ in range(2)
+        ]
+        for answer in answers:
+            assert [choice["text"] for choice in answer["choices"]] == [_decoded(output) for output in outputs]
+            assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
+            assert answer["usage"]["completion_tokens"] == 64
+
+
+async def test_a_worker_takes_every_sampling_field(valkey: Server) -> None:
+    async with _stack(valkey, num_workers=1) as stack:
+        fields: dict[str, Any] = {
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 7,
+            "min_p": 0.05,
+            "presence_penalty": -2,
+            "frequency_penalty": 2,
+            "repetition_penalty": 1.05,
+            "logit_bias": {"5": -100, str(RENDERER.vocab_size - 1): 100},
+            "min_tokens": 4000,
+            "stop_token_ids": [5],
+            "ignore_eos": True,
+            "n": 4,
+        }
+        answer = await stack.proxy.chat(**fields)
+        assert answer.status_code == 200, answer.text
+        too_high = await stack.proxy.chat(logit_bias={str(RENDERER.vocab_size): 1})
+        assert (too_high.status_code, too_high.json()["error"]["param"]) == (400, "logit_bias")
 
 
 async def test_another_salt_shares_nothing(valkey: Server) -> None:

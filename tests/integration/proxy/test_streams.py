@@ -8,7 +8,7 @@ import json
 from prefixcache.limits import MAX_STREAM_BACKLOG_BYTES
 from prefixcache.protocol import Generate
 from tests.support.fake_worker import FakeWorker, Script, says, token_ids
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import body, events_of, running_proxy, text_of
 from tests.support.raw_http import post, raw_connection
 from tests.support.tiny_tokenizer import tiny_tokenizer_files

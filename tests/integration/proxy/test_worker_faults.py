@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from prefixcache.protocol import FailKind
 from tests.support.fake_worker import FakeWorker, Script, token_ids
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import running_proxy, text_of
 from tests.support.waiting import eventually
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw, UnsetType
 
 from prefixcache.errors import InvalidRequest
-from prefixcache.limits import MAX_MESSAGES, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
-from proxy.chat_request import NO_OPS, ChatRequest, _Body, parse_chat_request
+from prefixcache.limits import MAX_MESSAGES
+from proxy.chat_request import NO_OPS, ChatFields, ChatRequest, parse_chat_request
+from proxy.message_fields import with_joined_parts
+from proxy.sampling_fields import GenerationOptions
 
 USER = {"role": "user", "content": "hi"}
+OPTIONS = GenerationOptions(model="m")
 
 
 def parsed(**fields: Any) -> ChatRequest:
@@ -33,39 +37,14 @@ def refusal_of_bytes(body: bytes) -> InvalidRequest:
 
 
 def test_defaults() -> None:
-    assert parsed() == ChatRequest(model="m", messages=({"role": "user", "content": "hi"},))
+    assert parsed() == ChatRequest(options=OPTIONS, messages=({"role": "user", "content": "hi"},))
 
 
-def test_every_honoured_field() -> None:
-    chat = parsed(
-        stream=True,
-        stream_options={"include_usage": True, "include_obfuscation": False},
-        max_tokens=7,
-        temperature=0.5,
-        top_p=0.25,
-        seed=11,
-        stop=["a", "b"],
-        cache_salt="tenant",
-        user="u",
-        safety_identifier="s",
-        metadata={"k": "v"},
-        store=False,
-    )
-    assert chat == ChatRequest(
-        model="m",
-        messages=({"role": "user", "content": "hi"},),
-        stream=True,
-        include_usage=True,
-        max_tokens=7,
-        temperature=0.5,
-        top_p=0.25,
-        seed=11,
-        stop=("a", "b"),
-        cache_salt="tenant",
-    )
+def test_fields_that_change_nothing() -> None:
+    assert parsed(user="u", safety_identifier="s", metadata={"k": "v"}, store=False) == parsed()
 
 
-NULLABLE = sorted(set(_Body.__struct_fields__) - {"model", "messages"})
+NULLABLE = sorted(set(ChatFields.__struct_fields__) - {"model", "messages"})
 
 
 @pytest.mark.parametrize("name", NULLABLE)
@@ -74,11 +53,8 @@ def test_null_asks_for_nothing(name: str) -> None:
 
 
 def test_each_raw_field_has_its_no_ops() -> None:
-    honoured = {
-        *("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature"),
-        *("top_p", "seed", "stop", "cache_salt", "user", "safety_identifier", "metadata"),
-    }
-    assert set(_Body.__struct_fields__) - honoured == set(NO_OPS)
+    raw = {name for name, kind in get_type_hints(ChatFields).items() if kind == Raw | UnsetType}
+    assert raw - {"metadata"} == set(NO_OPS)
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_OPS.items() for value in values])
@@ -89,12 +65,6 @@ def test_a_no_op_value_of_a_field_not_honoured_is_accepted(name: str, value: Any
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", True),
-        ("n", "1"),
-        ("logprobs", True),
-        ("logprobs", 0),
-        ("top_logprobs", 3),
         ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
@@ -102,11 +72,6 @@ def test_a_no_op_value_of_a_field_not_honoured_is_accepted(name: str, value: Any
         ("function_call", {"name": "f"}),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}),
-        ("frequency_penalty", 0.1),
-        ("frequency_penalty", False),
-        ("presence_penalty", -1),
-        ("repetition_penalty", 1.05),
-        ("logit_bias", {"5": -1}),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
         ("prediction", {"type": "content", "content": "x"}),
@@ -115,13 +80,7 @@ def test_a_no_op_value_of_a_field_not_honoured_is_accepted(name: str, value: Any
         ("reasoning_effort", "low"),
         ("verbosity", "low"),
         ("web_search_options", {}),
-        ("top_k", 7),
-        ("min_p", 0.05),
-        ("min_tokens", 1),
-        ("best_of", 2),
-        ("ignore_eos", True),
         ("skip_special_tokens", False),
-        ("stop_token_ids", [1_000_000_000]),
         ("use_beam_search", True),
         ("length_penalty", 2),
         ("echo", True),
@@ -175,7 +134,17 @@ def test_a_field_not_honoured_is_refused_by_name(name: str, value: Any) -> None:
         ({"messages": [{**USER, "reasoning_content": "x"}]}, "messages[0].reasoning_content"),
         ({"messages": [{**USER, "function_call": {"name": "f"}}]}, "messages[0].function_call"),
         ({"messages": [{**USER, "refusal": "no"}]}, "messages[0].refusal"),
+        ({"messages": [{**USER, "chat_template": "{{ 1 }}"}]}, "messages[0].chat_template"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": True}, "max_completion_tokens"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"safety_identifier": 1}, "safety_identifier"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "function": {}}]}]},
             "messages[0].tool_calls[0].function.name",
@@ -191,38 +160,6 @@ def test_a_field_not_honoured_is_refused_by_name(name: str, value: Any) -> None:
             },
             "messages[0].tool_calls[0].type",
         ),
-        ({"stream": "yes"}, "stream"),
-        ({"stream": 1}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"max_tokens": "5"}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"temperature": 2.1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"temperature": True}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.01}, "top_p"),
-        ({"seed": 2**64}, "seed"),
-        ({"seed": -(2**63) - 1}, "seed"),
-        ({"seed": 1.5}, "seed"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["a", ""]}, "stop"),
-        ({"stop": ["a", 3]}, "stop[1]"),
-        ({"stop": 3}, "stop"),
-        ({"stop": ["a"] * (MAX_STOP_STRINGS + 1)}, "stop"),
-        ({"stop": "a" * (MAX_STOP_STRING_CHARS + 1)}, "stop"),
-        ({"cache_salt": 3}, "cache_salt"),
-        ({"user": 3}, "user"),
-        ({"metadata": []}, "metadata"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"metadata": {"a": "x" * 70_000}}, "metadata"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -283,26 +220,27 @@ def test_paired_surrogate_escapes_are_one_character() -> None:
 
 
 def test_max_completion_tokens_beats_max_tokens() -> None:
-    assert parsed(max_tokens=5, max_completion_tokens=9).max_tokens == 9
-    assert parsed(max_completion_tokens=9).max_tokens == 9
+    assert parsed(max_tokens=5, max_completion_tokens=9).options.max_tokens == 9
+    assert parsed(max_completion_tokens=9).options.max_tokens == 9
+    assert parsed(max_tokens=5).options.max_tokens == 5
 
 
-@pytest.mark.parametrize(("given_seed", "seed"), [(0, 0), (-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1)])
-def test_seeds_of_64_bits_with_and_without_sign(given_seed: int, seed: int) -> None:
-    assert parsed(seed=given_seed).seed == seed
+@pytest.mark.parametrize(
+    ("fields", "top_logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_log_probabilities(fields: dict[str, Any], top_logprobs: int | None) -> None:
+    assert parsed(**fields).options.sampling.top_logprobs == top_logprobs
 
 
-@pytest.mark.parametrize("value", [0, 2, 1.5])
-def test_temperatures(value: float) -> None:
-    assert parsed(temperature=value).temperature == value
-
-
-def test_a_single_stop_string() -> None:
-    assert parsed(stop="end").stop == ("end",)
-    assert parsed(stop=[]).stop == ()
-
-
-def test_developer_is_system_and_text_parts_are_joined() -> None:
+def test_developer_is_system_and_text_parts_stay_parts() -> None:
     chat = parsed(
         messages=[
             {"role": "developer", "content": "be brief"},
@@ -311,8 +249,14 @@ def test_developer_is_system_and_text_parts_are_joined() -> None:
     )
     assert chat.messages == (
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "a\nb", "name": "Al"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Al"},
     )
+    assert with_joined_parts(chat.messages) == [chat.messages[0], {"role": "user", "content": "a\nb", "name": "Al"}]
+
+
+def test_a_single_part_is_a_text() -> None:
+    chat = parsed(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}]}])
+    assert chat.messages == ({"role": "user", "content": "a"},)
 
 
 def test_a_tool_loop_reaches_the_template_as_it_is() -> None:
@@ -328,6 +272,13 @@ def test_a_tool_loop_reaches_the_template_as_it_is() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
         {"role": "tool", "content": "4C", "tool_call_id": "call_1"},
     )
+
+
+@pytest.mark.parametrize("arguments", ["{", '"text"', "[1]", '{"a": NaN}', '{"a": ' + "[" * 10_000, "null"])
+def test_arguments_of_a_tool_call_are_a_json_object(arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    error = refusal(messages=[USER, {"role": "assistant", "tool_calls": [call]}])
+    assert error.param == "messages[1].tool_calls[0].function.arguments"
 
 
 def test_a_message_as_the_openai_client_gave_it_out_comes_back_in() -> None:
@@ -356,7 +307,7 @@ json_values = st.recursive(
 )
 
 
-@given(st.sampled_from(_Body.__struct_fields__), json_values)
+@given(st.sampled_from(ChatFields.__struct_fields__), json_values)
 def test_any_value_of_any_field_is_taken_or_refused_by_a_name_that_begins_with_the_field(name: str, value: Any) -> None:
     try:
         parsed(**{name: value})

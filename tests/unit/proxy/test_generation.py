@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -27,8 +28,9 @@ from prefixcache.protocol import (
 from prefixcache.rendering.renderer import Renderer
 from proxy import generation as generation_module
 from proxy.generation import Generation
+from proxy.scored_tokens import ScoredToken, ScoredTokens
 from proxy.worker_stream import WorkerStream
-from tests.support.fake_worker import token_ids
+from tests.support.fake_worker import made_up_logprobs, token_ids
 from tests.support.recording_transport import RecordingTransport
 from tests.support.tiny_tokenizer import TINY_EOS_ID, tiny_tokenizer_files
 
@@ -43,7 +45,10 @@ class Case:
 
     stops: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = (TINY_EOS_ID,)
+    is_scored: bool = False
+    min_tokens: int = 0
     texts: list[str] = field(default_factory=list)
+    tokens: list[ScoredToken] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -55,7 +60,7 @@ class Case:
             id="a",
             root=1,
             prompt_ids=bytes(4 * 32),
-            sampling=Sampling(seed=1),
+            sampling=Sampling(seed=1, min_tokens=self.min_tokens),
             stop_token_ids=self.stop_token_ids,
             max_tokens=1000,
         )
@@ -64,7 +69,8 @@ class Case:
             frame,
             detokenizer=RENDERER.detokenizer(),
             stop_strings=self.stops,
-            on_text=self.texts.append,
+            scored=ScoredTokens(RENDERER.token_bytes) if self.is_scored else None,
+            on_text=self._take_text,
             on_tokens=self.counts.append,
         )
 
@@ -72,11 +78,16 @@ class Case:
     def text(self) -> str:
         return "".join(self.texts)
 
+    def _take_text(self, text: str, tokens: Sequence[ScoredToken]) -> None:
+        self.texts.append(text)
+        self.tokens += tokens
+
     def started(self, cached_tokens: int = 16) -> None:
         self.stream.data_received(encode(Started(id="a", cached_tokens=cached_tokens)))
 
     def step(self, index: int, *ids: int) -> None:
-        self.stream.data_received(encode(Step(entries=(StepEntry(id="a", index=index, ids=ids),))))
+        logprobs = made_up_logprobs(ids, 1 if self.is_scored else None)
+        self.stream.data_received(encode(Step(entries=(StepEntry(id="a", index=index, ids=ids, logprobs=logprobs),))))
 
     def steps(self, ids: tuple[int, ...], ids_a_step: int = 1) -> None:
         for start in range(0, len(ids), ids_a_step):
@@ -303,3 +314,93 @@ async def test_any_cut_gives_the_text_before_the_stop(text: str, stop: str, data
 def _decoded(ids: tuple[int, ...]) -> str:
     """Whole characters only."""
     return RENDERER.detokenizer().feed(ids)
+
+
+@pytest.mark.parametrize("ids_a_step", [1, 3, 1000])
+async def test_each_token_comes_with_the_text_that_begins_with_it(ids_a_step: int) -> None:
+    case = Case(is_scored=True)
+    ids = token_ids(TEXT)
+    async with case.generation as generation:
+        case.steps((*ids, TINY_EOS_ID), ids_a_step)
+        case.end("stop", len(ids) + 1)
+        await generation.done
+    assert case.text == TEXT
+    assert tuple(token.id for token in case.tokens) == ids, "the stop token is none of the text's"
+    assert [token.logprobs.logprob for token in case.tokens] == [-id / 8 for id in ids]
+    joined = b"".join(RENDERER.token_bytes(token.id) or b"" for token in case.tokens)
+    assert joined.decode() == TEXT
+    for token, place in zip(case.tokens, range(len(ids)), strict=True):
+        assert token.offset == len(_decoded(ids[:place]))
+
+
+async def test_tokens_that_a_stop_string_cut_off_are_not_told() -> None:
+    case = Case(stops=("world",), is_scored=True)
+    ids = token_ids("Hello world")
+    async with case.generation as generation:
+        case.steps(ids)
+        case.end("aborted", len(ids))
+        await generation.done
+    offsets = [token.offset for token in case.tokens]
+    assert case.text == "Hello "
+    assert offsets and offsets == sorted(offsets) and offsets[-1] < len(case.text)
+
+
+async def test_half_a_character_at_the_end_is_told_with_its_bytes() -> None:
+    case = Case(is_scored=True)
+    ids = token_ids("a\N{BALLOON}")[:-1]
+    async with case.generation as generation:
+        case.steps(ids)
+        assert [token.id for token in case.tokens] == list(ids[:1])
+        case.end("length", len(ids))
+        await generation.done
+    assert [token.id for token in case.tokens] == list(ids)
+    joined = b"".join(RENDERER.token_bytes(token.id) or b"" for token in case.tokens)
+    assert joined == "a\N{BALLOON}".encode()[:-1]
+
+
+async def test_tokens_without_text_are_told_at_the_end_at_the_latest() -> None:
+    case = Case(is_scored=True, stop_token_ids=())
+    ids = (*token_ids("hi"), TINY_EOS_ID, TINY_EOS_ID)
+    async with case.generation as generation:
+        case.steps(ids)
+        case.end("length", len(ids))
+        await generation.done
+    assert case.text == "hi"
+    assert tuple(token.id for token in case.tokens) == ids
+
+
+async def test_tokens_without_their_log_probabilities_are_a_fault_of_the_worker() -> None:
+    case = Case(is_scored=True)
+    async with case.generation as generation:
+        case.is_scored = False
+        case.step(0, *token_ids("a"))
+        await generation.done
+    assert isinstance(generation.error, WorkerFault)
+
+
+async def test_a_stop_string_before_min_tokens_is_text() -> None:
+    ids = token_ids("abcabc")
+    case = Case(stops=("b",), min_tokens=len(token_ids("abc")))
+    async with case.generation as generation:
+        case.steps(ids)
+        case.end("aborted", len(ids))
+        await generation.done
+    assert (case.text, generation.finish_reason) == ("abca", "stop")
+
+
+@given(st.text(alphabet="abé \N{BALLOON}", max_size=12), st.text(alphabet="abé ", min_size=1, max_size=3), st.data())
+async def test_any_cut_tells_the_tokens_that_begin_in_the_text(text: str, stop: str, data: st.DataObject) -> None:
+    case = Case(stops=(stop,), is_scored=True)
+    ids = token_ids(text)
+    async with case.generation as generation:
+        place = 0
+        while place < len(ids) and generation.finish_reason is None:
+            count = data.draw(st.integers(1, 4))
+            case.step(place, *ids[place : place + count])
+            place += count
+        case.end("aborted" if generation.finish_reason else "length", len(ids))
+        await generation.done
+    begins = [len(_decoded(ids[:place])) for place in range(len(ids))]
+    kept = [place for place, begin in enumerate(begins) if begin < len(case.text)]
+    assert [token.id for token in case.tokens] == [ids[place] for place in kept]
+    assert [token.offset for token in case.tokens] == [begins[place] for place in kept]

@@ -44,8 +44,8 @@ class RecordingSink:
     def on_started(self, cached_tokens: int) -> None:
         self.calls.append(("started", cached_tokens))
 
-    def on_tokens(self, index: int, ids: tuple[int, ...]) -> None:
-        self.calls.append((index, ids))
+    def on_tokens(self, entry: StepEntry) -> None:
+        self.calls.append((entry.index, entry.ids))
         if self._error is not None:
             raise self._error
 

@@ -1,0 +1,167 @@
+"""POST /v1/chat/completions and /v1/completions: parse, predict, place, hand over to the exchange with the workers."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+from aiohttp import web
+
+from prefixcache.errors import Unavailable
+from prefixcache.protocol import Generate
+from prefixcache.routing.base import Policy
+from proxy.access_log import ACCESS_RECORD, AccessRecord
+from proxy.answer import Answer, AnswerHead, TokenSpelling
+from proxy.chat_answer import ChatAnswer
+from proxy.chat_request import ChatRequest, parse_chat_request
+from proxy.completion_answer import CompletionAnswer
+from proxy.completion_request import parse_completion_request
+from proxy.exchange import Books, Exchange, PlacedPrompt, joined_names
+from proxy.fleet import Fleet
+from proxy.model import Model
+from proxy.placement import Placement, check_context, place
+from proxy.prediction import AnyRequest, Predictor, Prompt, PromptReader
+from proxy.request_body import read_body
+from proxy.sampling_fields import GenerationOptions
+from proxy.secret import DeploymentSecret
+
+
+class GenerationHandler:
+    """One for the process; holds nothing of any request."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        secret: DeploymentSecret,
+        reader: PromptReader,
+        predictor: Predictor,
+        policy: Policy,
+        books: Books,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._fleet = fleet
+        self._secret = secret
+        self._reader = reader
+        self._predictor = predictor
+        self._policy = policy
+        self._books = books
+        self._clock = clock
+        self._request_numbers = itertools.count(1)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, parse_chat_request)
+
+    async def completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, parse_completion_request)
+
+    async def _answer(self, request: web.Request, parse: Callable[[bytes], AnyRequest]) -> web.StreamResponse:
+        record = request[ACCESS_RECORD]
+        record.counted = True
+        body = await read_body(request)
+        asked = await self._reader.parse(parse, body)
+        model = self._fleet.model(asked.options.model)
+        record.model = model.name
+        prompts = await self._reader.read(
+            model,
+            asked,
+            body_bytes=len(body),
+            seed=self._secret.seed,
+            most_tokens=self._fleet.max_model_len(model.namespace),
+        )
+        del body
+        record.prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
+        placed = await self._place_all(model, asked.options, prompts, record)
+        exchange = Exchange(
+            request,
+            record,
+            model=model,
+            prompts=placed,
+            num_choices=len(prompts) * asked.options.n,
+            stop_strings=asked.options.stop,
+            answer=self._answer_object(model, asked, prompts),
+            books=self._books,
+        )
+        return await (exchange.answer_stream() if asked.options.stream else exchange.answer_whole())
+
+    async def _place_all(
+        self, model: Model, options: GenerationOptions, prompts: Sequence[Prompt], record: AccessRecord
+    ) -> Sequence[PlacedPrompt]:
+        """Each prompt by its own prefix, and by the load that those before it are."""
+        links = self._fleet.ready_links(model.namespace)
+        for prompt in prompts:
+            check_context(links, prompt.num_tokens, options.max_tokens, field=prompt.field)
+        if options.max_tokens == 0:
+            return []
+        all_depths = await self._predictor.all_depths(model.index, prompts)
+        # Too long a prompt is refused before the index is asked; the workers are looked up anew after that wait.
+        links = self._fleet.ready_links(model.namespace)
+        also_waiting = Counter[str]()
+        placed: list[PlacedPrompt] = []
+        for prompt, depths in zip(prompts, all_depths, strict=True):
+            placement = place(
+                self._policy,
+                links,
+                depths,
+                geometry=model.geometry,
+                prompt_tokens=prompt.num_tokens,
+                max_tokens=options.max_tokens,
+                usual_max_tokens=options.usual_max_tokens,
+                field=prompt.field,
+                also_waiting=also_waiting,
+            )
+            also_waiting[placement.decision.worker_id] += options.n
+            placed.append(self._placed(options, prompt, placement))
+            self._books.metrics.routing_decisions.labels(self._policy.name, placement.decision.reason).inc()
+        record.worker = joined_names(prompt.placement.decision.worker_id for prompt in placed)
+        record.hit_tokens = sum(prompt.placement.decision.hit_tokens for prompt in placed)
+        return placed
+
+    def _placed(self, options: GenerationOptions, prompt: Prompt, placement: Placement) -> PlacedPrompt:
+        stream = placement.link.stream
+        if stream is None:
+            raise Unavailable("the worker was lost as it was chosen, try again")
+        model_stop_ids = () if options.ignore_eos else placement.link.record.stop_token_ids
+        sampling = msgspec.structs.replace(
+            options.sampling,
+            # One for each prompt: the same prompt given twice is to be answered in two ways.
+            seed=options.seed if options.seed is not None else secrets.randbits(64),
+            min_tokens=min(options.sampling.min_tokens, placement.max_tokens),
+        )
+        frames = tuple(
+            Generate(
+                id=f"{next(self._request_numbers):x}",
+                root=prompt.root,
+                prompt_ids=prompt.packed,
+                sampling=sampling,
+                stop_token_ids=tuple(dict.fromkeys((*model_stop_ids, *options.stop_token_ids))),
+                choice=choice,
+                max_tokens=placement.max_tokens,
+            )
+            for choice in range(options.n)
+        )
+        return PlacedPrompt(placement=placement, stream=stream, frames=frames)
+
+    def _answer_object(self, model: Model, asked: AnyRequest, prompts: Sequence[Prompt]) -> Answer:
+        options, renderer = asked.options, model.renderer
+        is_chat = isinstance(asked, ChatRequest)
+        is_scored = options.sampling.top_logprobs is not None
+        head = AnswerHead(
+            id=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            created=int(self._clock()),
+            model=options.model,
+            system_fingerprint=f"fp_{model.namespace}",
+            include_usage=options.include_usage,
+            spelling=TokenSpelling(token_bytes=renderer.token_bytes, token_name=renderer.token_spelling)
+            if is_scored
+            else None,
+        )
+        if isinstance(asked, ChatRequest):
+            return ChatAnswer(head)
+        echoes = [prompt.echo for prompt in prompts] if asked.echo else ()
+        return CompletionAnswer(head, echoes=echoes, n=options.n)

@@ -1,0 +1,80 @@
+"""POST /tokenize and /detokenize: text to token ids and back, by the very code that makes prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from prefixcache.limits import OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
+from prefixcache.rendering.renderer import RenderedPrompt, Renderer
+from proxy.fleet import Fleet
+from proxy.json_answers import json_answer
+from proxy.prediction import PromptReader, render_chat
+from proxy.request_body import read_body
+from proxy.tokenize_request import (
+    DetokenizeRequest,
+    TokenizeChat,
+    TokenizeText,
+    parse_detokenize_request,
+    parse_tokenize_request,
+)
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: Sequence[int]
+    count: int
+    max_model_len: int
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: str
+
+
+class TokenizeHandlers:
+    """Special tokens are spelled out on the way back, so that the one undoes the other."""
+
+    def __init__(self, fleet: Fleet, reader: PromptReader) -> None:
+        self._fleet = fleet
+        self._reader = reader
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        asked = await self._reader.parse(parse_tokenize_request, body)
+        model = self._fleet.model(asked.model)
+        max_model_len = self._fleet.max_model_len(model.namespace)
+        if len(body) >= OFFLOAD_BODY_BYTES:
+            tokens = await self._reader.in_thread(_tokens, model.renderer, asked)
+        else:
+            draft = _draft(model.renderer, asked)
+            if model.renderer.uncached_chars(draft) <= TOKENIZE_INLINE_CHARS:
+                tokens = list(model.renderer.encode(draft))
+            else:
+                tokens = list(await self._reader.in_thread(model.renderer.encode, draft))
+        return json_answer(Tokenized(tokens=tokens, count=len(tokens), max_model_len=max_model_len))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        asked = await self._reader.parse(parse_detokenize_request, body)
+        model = self._fleet.model(asked.model)
+        if len(body) >= OFFLOAD_BODY_BYTES:
+            prompt = await self._reader.in_thread(_text, model.renderer, asked, model.vocab_size)
+        else:
+            prompt = _text(model.renderer, asked, model.vocab_size)
+        return json_answer(Detokenized(prompt=prompt))
+
+
+def _draft(renderer: Renderer, asked: TokenizeText | TokenizeChat) -> RenderedPrompt:
+    if isinstance(asked, TokenizeChat):
+        return render_chat(renderer, asked.messages, add_generation_prompt=asked.add_generation_prompt)
+    return renderer.raw(asked.prompt, add_special_tokens=asked.add_special_tokens)
+
+
+def _tokens(renderer: Renderer, asked: TokenizeText | TokenizeChat) -> list[int]:
+    return list(renderer.encode(_draft(renderer, asked)))
+
+
+def _text(renderer: Renderer, asked: DetokenizeRequest, vocab_size: int) -> str:
+    asked.check_vocabulary(vocab_size)
+    return renderer.decode(asked.tokens)
