@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.integration.index.worlds import MemoryWorld, World, redis_world
+from tests.integration.index.worlds import redis_world
+from tests.support.index_worlds import MemoryWorld, World
 
 
 @pytest.fixture(params=["memory", "valkey", "redis"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prefixcache.limits import MAX_APPLY_HASHES
-from tests.integration.index.worlds import World
+from tests.support.index_worlds import World
 from tests.support.seeds import seeded
 
 CHAIN = [0x1111111111111111, 0x2222222222222222, 0x3333333333333333, 0x4444444444444444, 0xFFFFFFFFFFFFFFFF]

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from prefixcache.limits import MAX_APPLY_HASHES
-from tests.integration.index.worlds import KEYS, MemoryWorld, World, redis_world
+from tests.integration.index.worlds import KEYS, redis_world
+from tests.support.index_worlds import MemoryWorld, World
 from tests.support.seeds import seeded
 from tests.support.valkey import Server
 

@@ -1,49 +1,19 @@
-"""An index together with what a test does to the store behind it."""
+"""The index on a real server."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 
-from prefixcache.index.base import PrefixIndex
 from prefixcache.index.keys import FIELDS_PER_BUCKET, NamespaceKeys
 from prefixcache.index.redis_client import RedisClient
 from prefixcache.index.redis_index import RedisIndex
 from prefixcache.limits import LEASE_S
-from tests.support.memory_index import MemoryIndex
 from tests.support.valkey import Server
 
 MATCH_DEADLINE_S = 1.0
 """Generous: machines that run tests are busy, and what is tested is not their speed."""
 KEYS = NamespaceKeys(key_prefix="test", namespace="0123456789abcdef")
-
-
-class World(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def index(self) -> PrefixIndex: ...
-
-    def expire(self, incarnation: int) -> None:
-        """Lets the lease run out now."""
-
-    def flush(self) -> None:
-        """FLUSHALL."""
-
-
-class MemoryWorld:
-    name = "memory"
-
-    def __init__(self, *, lease_s: float = LEASE_S) -> None:
-        self.index = MemoryIndex(lease_s=lease_s)
-
-    def expire(self, incarnation: int) -> None:
-        self.index.expire(incarnation)
-
-    def flush(self) -> None:
-        self.index.flush()
 
 
 class RedisWorld:

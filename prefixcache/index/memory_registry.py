@@ -1,0 +1,29 @@
+"""The registry of workers in the memory of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prefixcache.index.memory_index import MemoryIndex
+from prefixcache.registry import Registry, WorkerRecord
+
+
+class MemoryRegistry(Registry):
+    """Records by worker id; a record is live while its incarnation is, in the index of its namespace."""
+
+    def __init__(self, indexes: Mapping[str, MemoryIndex]) -> None:
+        self._indexes = indexes
+        self.records: dict[str, WorkerRecord] = {}
+
+    async def announce(self, record: WorkerRecord) -> None:
+        self.records[record.worker_id] = record
+
+    async def withdraw(self, worker_id: str) -> None:
+        self.records.pop(worker_id, None)
+
+    async def live_workers(self) -> Sequence[WorkerRecord]:
+        return [record for record in self.records.values() if self._is_live(record)]
+
+    def _is_live(self, record: WorkerRecord) -> bool:
+        index = self._indexes.get(record.namespace)
+        return index is not None and index.is_live(record.incarnation)
