@@ -14,7 +14,7 @@ from prefixcache.index.redis_client import RedisClient
 from prefixcache.index.redis_registry import RedisRegistry
 from prefixcache.registry import Registry, WorkerRecord
 from prefixcache.store import RedisStore
-from tests.support.memory_index import MemoryStore
+from tests.support.memory_store import MemoryStore
 from tests.support.valkey import Server
 
 NAMESPACE = "0123456789abcdef"
