@@ -1,8 +1,5 @@
-# One command each: `make up` runs the product, `make test` runs every test, `make check` is format, lint and types.
-PORT    ?= 8000
-WORKERS ?= 2
-RUNNER  ?= torch
-MODEL   ?=
+# One command each: `make up` runs the product (PORT=, WORKERS=, RUNNER=, MODEL= are passed on), `make test` runs every
+# test, `make check` is format, lint and types.
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
@@ -12,7 +9,8 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 .PHONY: up test test-unit test-compose check format lock clean
 
 up: $(VENV)/.installed
-	$(BIN)/prefixcache up --port $(PORT) --workers $(WORKERS) --runner $(RUNNER) $(if $(MODEL),--model $(MODEL))
+	$(BIN)/prefixcache up $(if $(PORT),--port $(PORT)) $(if $(WORKERS),--workers $(WORKERS)) \
+		$(if $(RUNNER),--runner $(RUNNER)) $(if $(MODEL),--model $(MODEL))
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests

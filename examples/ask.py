@@ -25,7 +25,10 @@ def main() -> None:
     options = arguments.parse_args()
 
     connection = http.client.HTTPConnection("127.0.0.1", options.port)
-    connection.request("GET", "/v1/models")
+    try:
+        connection.request("GET", "/v1/models")
+    except OSError as error:
+        sys.exit(f"no proxy at 127.0.0.1:{options.port} ({error}); start one with `make up`, or name its --port")
     model = json.load(connection.getresponse())["data"][0]["id"]
     body = {
         "model": model,

@@ -14,6 +14,16 @@ from typing import Any
 import click
 
 ENVIRONMENT_PREFIX = "PREFIXCACHE"
+PROGRAMS = ("proxy", "worker", "up")
+"""One table each in a settings file."""
+
+_FILE = "prefixcache.config.file"
+
+
+def file_setting(context: click.Context) -> dict[str, str]:
+    """What a program puts into the environment of those it starts, so that they read the same settings file."""
+    path = context.meta.get(_FILE)
+    return {} if path is None else {f"{ENVIRONMENT_PREFIX}_CONFIG": str(path.resolve())}
 
 
 def _load_file(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
@@ -24,15 +34,19 @@ def _load_file(context: click.Context, _parameter: click.Parameter, path: Path |
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise click.BadParameter(f"{path}: {error}") from error
+    for name, table in content.items():
+        if name not in PROGRAMS or not isinstance(table, dict):
+            raise click.BadParameter(f"{path}: {name!r} is not one of the tables {', '.join(map(repr, PROGRAMS))}")
+    context.meta[_FILE] = path
     table = content.get(program, {})
-    if not isinstance(table, dict):
-        raise click.BadParameter(f"{path}: [{program}] must be a table")
-    known = {_long_name(option): option.name for option in _options(context.command)}
+    known = {_long_name(option): option for option in _options(context.command)}
     defaults: dict[str, Any] = {}
     for name, value in table.items():
         if name not in known:
             raise click.BadParameter(f"{path}: [{program}] has no setting {name!r}; it has {', '.join(sorted(known))}")
-        defaults[str(known[name])] = value
+        if isinstance(value, bool) and not known[name].is_flag:
+            raise click.BadParameter(f"{path}: [{program}] {name} is {str(value).lower()}, which is no value for it")
+        defaults[str(known[name].name)] = value
     context.default_map = {**(context.default_map or {}), **defaults}
 
 

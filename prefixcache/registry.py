@@ -7,17 +7,20 @@ not served. The store behind it is the same Redis as the index; see `index/keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
 from prefixcache.types import CacheGeometry
 
+WORKER_ID_PATTERN = r"^[!-~]{1,128}$"
+"""Printable ASCII without blanks: an id goes into headers and labels, and Redis is not to be trusted with those."""
+
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. Unknown fields are ignored, so that versions can be mixed during an upgrade."""
 
-    worker_id: str
+    worker_id: Annotated[str, msgspec.Meta(pattern=WORKER_ID_PATTERN)]
     address: str
     """HOST:PORT that serves protocol v1 and the worker's HTTP on one port."""
     namespace: str

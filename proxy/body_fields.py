@@ -67,7 +67,7 @@ def refuse_unless_no_op(name: str, raw: Raw | UnsetType, no_ops: Sequence[Any]) 
         # A bool is not a number here: `n: true` and `logprobs: 0` are mistakes, not no-ops.
         if any(value == no_op and isinstance(value, bool) == isinstance(no_op, bool) for no_op in no_ops):
             return
-    raise InvalidRequest(f"{name} is not supported by this server", param=name)
+    raise InvalidRequest(f"{name} is not supported by this endpoint", param=name)
 
 
 def refuse_unless_no_ops(fields: msgspec.Struct, table: Mapping[str, Sequence[Any]]) -> None:

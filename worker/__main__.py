@@ -23,7 +23,15 @@ from prefixcache.cpu import usable_cores
 from prefixcache.errors import ConfigError
 from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, byte_tokenizer_files
 from prefixcache.store import RedisStore
-from worker.config import SimConfig, TorchConfig, WorkerConfig, parse_address, parse_memory, unique_worker_id
+from worker.config import (
+    SimConfig,
+    TorchConfig,
+    WorkerConfig,
+    check_worker_id,
+    parse_address,
+    parse_memory,
+    unique_worker_id,
+)
 from worker.model_folder import ModelFolder
 from worker.runner import Runner
 from worker.server import bind
@@ -128,9 +136,9 @@ def main(
         config = WorkerConfig(
             redis_url=redis,
             engine=_sim_config(model, sim) if runner == "sim" else _torch_config(model, dtype, kv_memory, threads),
-            worker_id=name or unique_worker_id(),
+            worker_id=unique_worker_id() if name is None else check_worker_id(name),
             listen=parse_address(listen, setting="--listen"),
-            advertise=parse_address(advertise, setting="--advertise") if advertise else None,
+            advertise=parse_address(advertise, setting="--advertise", least_port=1) if advertise else None,
             served_names=served_model_name,
             num_blocks=num_blocks,
             max_model_len=max_model_len,

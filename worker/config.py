@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefixcache.errors import ConfigError
+from prefixcache.registry import WORKER_ID_PATTERN
 from worker.sim_costs import CostModel
 
 _MEMORY_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -70,11 +71,12 @@ class WorkerConfig:
     key_prefix: str
 
 
-def parse_address(text: str, *, setting: str) -> Address:
+def parse_address(text: str, *, setting: str, least_port: int = 0) -> Address:
     """HOST:PORT, an IPv6 host in brackets. Raises ConfigError."""
     host, separator, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not separator or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535 or (":" in host and not bracketed):
+    is_port = re.fullmatch(r"[0-9]{1,5}", port) is not None and least_port <= int(port) <= 65535
+    if not separator or not is_port or (":" in host and not bracketed):
         raise ConfigError(f"{setting} is {text!r}; it must be HOST:PORT, such as 127.0.0.1:8001 or [::1]:8001")
     return Address(host=host[1:-1] if bracketed else host, port=int(port))
 
@@ -89,6 +91,13 @@ def parse_memory(text: str, *, setting: str) -> int:
     if size_bytes <= 0:
         raise ConfigError(f"{setting} is {text!r}; it must be more than 0 bytes")
     return size_bytes
+
+
+def check_worker_id(name: str) -> str:
+    """The name itself. Raises ConfigError: it stands in headers, labels and log lines."""
+    if not re.fullmatch(WORKER_ID_PATTERN, name):
+        raise ConfigError(f"--name is {name!r}; it must be 1 to 128 printable ASCII characters without blanks")
+    return name
 
 
 def unique_worker_id() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,9 @@ from prefixcache.cli.children import die_with_parent
 from prefixcache.cli.programs import program_command
 from prefixcache.cli.stack import Stack, StopSignals
 from prefixcache.cli.valkey import EmbeddedValkey
-from prefixcache.config import settings_command
+from prefixcache.config import file_setting, settings_command
 from prefixcache.cpu import auto_dtype, usable_cores
-from prefixcache.demo.convert import Progress
-from prefixcache.demo.model import MODEL_NAME, ensure_demo_model
-from prefixcache.errors import ConfigError, Unavailable
+from prefixcache.errors import ConfigError, IndexUnavailable, Unavailable
 
 _HOST = "127.0.0.1"
 _DEMO = "demo"
@@ -48,29 +47,43 @@ _WORKER_NICENESS = 5
 @click.option(
     "--model",
     metavar="demo|DIR|NAME",
-    help=f"Folder of a model, or {MODEL_NAME} as the demo; with --runner sim just a name.  [default: demo, or sim]",
+    help="`demo` (a small model, downloaded once) or a folder; with --runner sim just a name.  [default: demo, or sim]",
 )
 @click.option("--redis", metavar="URL", help="Redis or Valkey to use instead of an embedded one.")
-@click.option("--start-timeout", type=float, default=300.0, help="Seconds until every worker must be ready.")
-def up(port: int, workers: int, runner: str, model: str | None, redis: str | None, start_timeout: float) -> None:
+@click.option(
+    "--start-timeout", type=click.IntRange(1, 86_400), default=300, help="Seconds until every worker must be ready."
+)
+@click.pass_context
+def up(
+    context: click.Context,
+    port: int,
+    workers: int,
+    runner: str,
+    model: str | None,
+    redis: str | None,
+    start_timeout: int,
+) -> None:
     if "MAKELEVEL" in os.environ:
         die_with_parent(signal.SIGTERM)  # a `make up` that is killed outright must not leave its stack behind
     _require_free(port)
+    if redis is not None:
+        asyncio.run(_require_answer(redis))
     engine = _sim_engine(model) if runner == "sim" else _torch_engine(model or _DEMO, workers)
     stop = StopSignals()
     with ExitStack() as resources:
         url = redis or resources.enter_context(EmbeddedValkey()).url
         stack = resources.enter_context(Stack())
-        environment = {**os.environ, "PREFIXCACHE_REDIS": url}
+        environment = {**os.environ, "PREFIXCACHE_REDIS": url, **file_setting(context)}
         secret = environment.pop("PREFIXCACHE_SECRET", None) or secrets.token_hex(16)
-        for number in range(1, workers + 1):
-            command = [*program_command("worker"), "--name", f"worker-{number}", *engine.flags]
-            stack.start(f"worker-{number}", command, environment, niceness=_WORKER_NICENESS)
+        names = [_worker_name(number, shared=redis is not None) for number in range(1, workers + 1)]
+        for name in names:
+            command = [*program_command("worker"), "--name", name, *engine.flags]
+            stack.start(name, command, environment, niceness=_WORKER_NICENESS)
         # URL and secret travel in the environment: any user of the machine can read a command line. Only the proxy
         # knows the secret: workers chain hashes from the root that it sends.
         proxy_environment = {**environment, "PREFIXCACHE_SECRET": secret}
         stack.start("proxy", [*program_command("proxy"), "--host", _HOST, "--port", str(port)], proxy_environment)
-        if _wait_until_ready(stack, stop, port, workers, start_timeout):
+        if _wait_until_ready(stack, stop, port, names, start_timeout):
             _print_ready(port, engine.model)
             while not stop.wait(_POLL_S):
                 stack.check()
@@ -99,6 +112,21 @@ def _sim_engine(name: str | None) -> _Engine:
     return _Engine(model=model, flags=("--runner", "sim", "--model", model))
 
 
+def _worker_name(number: int, *, shared: bool) -> str:
+    """Unique in the Redis it registers in: others may run a stack on a shared one."""
+    return f"{socket.gethostname()}-{os.getpid()}-{number}" if shared else f"worker-{number}"
+
+
+async def _require_answer(url: str) -> None:
+    from prefixcache.store import RedisStore  # the embedded server needs no client here
+
+    async with RedisStore.open(url) as store:
+        try:
+            await store.ping()
+        except IndexUnavailable as error:
+            raise ConfigError(f"--redis: {error}") from error
+
+
 def _require_free(port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -117,12 +145,14 @@ def _model_folder(model: str) -> Path:
         if not (folder / "config.json").is_file():
             raise ConfigError(f"--model {model}: no model folder there ({folder / 'config.json'} is missing)")
         return folder
+    from prefixcache.demo.model import MODEL_NAME, ensure_demo_model  # numpy and tokenizers, needed here alone
+
     with _progress_bar(f"converting {MODEL_NAME}") as progress:
         return ensure_demo_model(auto_dtype(), progress=progress)
 
 
 @contextmanager
-def _progress_bar(label: str) -> Iterator[Progress]:
+def _progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that appears with the first step, so that nothing is printed where nothing is to be done."""
     with ExitStack() as resources:
         bars: list[Any] = []
@@ -135,32 +165,34 @@ def _progress_bar(label: str) -> Iterator[Progress]:
         yield step
 
 
-def _wait_until_ready(stack: Stack, stop: StopSignals, port: int, workers: int, timeout_s: float) -> bool:
-    """True when every worker is ready, False when a stop signal came first."""
+def _wait_until_ready(stack: Stack, stop: StopSignals, port: int, names: Collection[str], timeout_s: float) -> bool:
+    """True when every worker of ours is ready, False when a stop signal came first."""
     began = time.monotonic()
     told = -1
     while True:
         stack.check()
-        ready = _ready_workers(port)
-        if ready >= workers:
+        ready = len(_ready_workers(port) & set(names))
+        if ready >= len(names):
             return True
         waited_s = time.monotonic() - began
         if waited_s > timeout_s:
-            raise Unavailable(f"only {ready} of {workers} workers became ready within {timeout_s:.0f} s")
+            raise Unavailable(f"only {ready} of {len(names)} workers became ready within {timeout_s:.0f} s")
         if ready != told:
-            click.echo(f"loading: {ready} of {workers} workers ready after {waited_s:.0f} s", err=True)
+            click.echo(f"loading: {ready} of {len(names)} workers ready after {waited_s:.0f} s", err=True)
             told = ready
         if stop.wait(_POLL_S):
             return False
 
 
-def _ready_workers(port: int) -> int:
+def _ready_workers(port: int) -> set[str]:
+    """Names of the workers that the proxy can send requests to."""
     connection = http.client.HTTPConnection(_HOST, port, timeout=2.0)
     try:
-        connection.request("GET", "/ready")
-        return int(json.loads(connection.getresponse().read())["workers_ready"])
+        connection.request("GET", "/health")
+        workers = json.loads(connection.getresponse().read())["workers"]
+        return {worker["id"] for worker in workers if worker["ready"]}
     except (OSError, http.client.HTTPException, ValueError, KeyError):
-        return 0
+        return set()
     finally:
         connection.close()
 
@@ -172,5 +204,5 @@ def _print_ready(port: int, model: str) -> None:
 
 def _example(url: str, model: str) -> str:
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = {"model": model, "messages": [question], "max_tokens": 32}
+    body = {"model": model, "messages": [question], "max_tokens": 32, "temperature": 0}
     return f"curl {url}/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"

@@ -8,11 +8,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from prefixcache.config import settings_command
+from prefixcache.config import file_setting, settings_command
 
 
 def _program(seen: dict[str, object]) -> click.Command:
-    @settings_command("demo", help="A program.")
+    @settings_command("up", help="A program.")
     @click.option("--port", type=int, default=1, help="A port.")
     @click.option("--key-prefix", "prefix", default="p", help="A prefix.")
     def program(port: int, prefix: str) -> None:
@@ -29,7 +29,7 @@ def _run(arguments: list[str], environment: dict[str, str] | None = None) -> tup
 
 def test_each_source_wins_over_the_one_below(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text('[demo]\nport = 2\nkey-prefix = "f"\n[other]\nx = 1\n')
+    file.write_text('[up]\nport = 2\nkey-prefix = "f"\n[proxy]\nx = 1\n')
     environment = {"PREFIXCACHE_PORT": "3"}
     assert _run([])[0] == {"port": 1, "key_prefix": "p"}
     assert _run(["--config", str(file)])[0] == {"port": 2, "key_prefix": "f"}
@@ -42,10 +42,13 @@ def test_each_source_wins_over_the_one_below(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[demo]\nprot = 2\n", "[demo] has no setting 'prot'"),
-        ("demo = 3\n", "[demo] must be a table"),
-        ("[demo\n", "settings.toml"),
-        ('[demo]\nport = "x"\n', "'x' is not a valid integer"),
+        ("[up]\nprot = 2\n", "[up] has no setting 'prot'"),
+        ("up = 3\n", "'up' is not one of the tables 'proxy', 'worker', 'up'"),
+        ("[proxi]\nport = 3\n", "'proxi' is not one of the tables"),
+        ("port = 3\n", "'port' is not one of the tables"),
+        ("[up]\nport = true\n", "[up] port is true, which is no value for it"),
+        ("[up\n", "settings.toml"),
+        ('[up]\nport = "x"\n', "'x' is not a valid integer"),
     ],
 )
 def test_a_wrong_file_is_one_clear_error(tmp_path: Path, content: str, message: str) -> None:
@@ -54,6 +57,21 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, content: str, message: 
     seen, output, code = _run(["--config", str(file)])
     assert (seen, code) == ({}, 2)
     assert message in " ".join(output.split())
+
+
+def test_the_file_is_passed_on_to_what_a_program_starts(tmp_path: Path) -> None:
+    passed_on: list[dict[str, str]] = []
+
+    @settings_command("up", help="A program.")
+    @click.pass_context
+    def program(context: click.Context) -> None:
+        passed_on.append(file_setting(context))
+
+    file = tmp_path / "settings.toml"
+    file.write_text("[worker]\nname = 'w'\n")
+    assert CliRunner().invoke(program, []).exit_code == 0
+    assert CliRunner().invoke(program, ["--config", str(file)]).exit_code == 0
+    assert passed_on == [{}, {"PREFIXCACHE_CONFIG": str(file)}]
 
 
 def test_help_shows_defaults_and_environment_names() -> None:
