@@ -9,9 +9,12 @@ PrefixCacheError
 ├── Unavailable               503, the same request may succeed later or on another worker
 ├── WorkerFault               502, the worker failed while it held the request
 ├── ProtocolError             a peer on the worker stream broke protocol v1; its connection is closed
+│   └── MalformedFrame        (protocol.py) one frame has wrong content; only its request fails
 ├── IndexUnavailable          Redis did not answer in time or at all; go on without a prediction
 ├── IntegrityError            a structure is not what its invariants say: a bug, raised by check_integrity()
+├── ChildEnded                (cli/stack.py) a child of `prefixcache up` ended unasked; the stack is stopped
 └── ConfigError               a setting or a file is wrong; the program does not start
+    └── UnsupportedAttention  (worker) the model's attention cannot be computed here
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1_024
 MAX_METADATA_BYTES = 64 * 1024
 MAX_TOP_LOGPROBS = 20
+MAX_TEMPERATURE = 2.0
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 10.0
 MAX_PENALTY = 2.0
 """Presence and frequency penalties lie between its negative and itself, as in OpenAI's API; so does MAX_LOGIT_BIAS."""
 MAX_LOGIT_BIAS = 100.0
@@ -68,12 +71,18 @@ MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 TOKENIZE_INLINE_CHARS = 2_048
 """Uncached text up to this length is tokenized on the event loop (under 0.5 ms); more goes to a thread."""
 TOKENIZE_THREADS = 2
+MAX_TOKENIZE_CHARS = 2 * 1024 * 1024
+"""Most characters (or ids) of one /tokenize or /detokenize; each costs some 140 bytes while it is in work."""
+LARGE_BODY_BYTES = 1024 * 1024
+"""From this size on (0.4 s) bodies share all tokenizing threads but one."""
 PIECE_CACHE_BYTES = 64 * 1024 * 1024
 """Memory of one renderer's memoised pieces of prompt, text and ids together."""
 MAX_PROMPT_CHARS = 64 * 1024 * 1024
 """Most characters a chat template may write: one that repeats the tools with every message multiplies a body."""
 OFFLOAD_BODY_BYTES = 64 * 1024
-"""Bodies from this size on are parsed and rendered in a thread (0.35 ms of rendering)."""
+"""Bodies from this size on are parsed and rendered in a thread."""
+OFFLOAD_MESSAGES = 64
+"""So are chats of this many messages: a template takes 35 us for each, however short it is."""
 TOKENIZER_FETCH_TIMEOUT_S = 60.0
 
 # --- upstream ---------------------------------------------------------------------------------------------
@@ -84,6 +93,8 @@ WORKER_SILENCE_S = 10.0
 """A worker that sends no frame at all for this long (20 beats) is taken for lost and its stream is cut."""
 WORKER_SUSPECT_S = 2.0
 """After four missing beats a worker gets no further request as long as another one may take it."""
+WORKER_STUCK_S = 30.0
+"""Nor does one get any whose step takes this long; the longest honest step is a chunk on a slow CPU."""
 END_WAIT_S = 1.0
 """Wait for a worker's last word after an abort on a stop string; the usage in it is the true one."""
 SECRET_READ_S = 5.0

@@ -140,7 +140,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     """Prompt tokens whose KV was reused: the truth that the client is told."""
     computed_tokens: int
-    """Tokens computed in prefills, repeated ones after a preemption included; else cached + computed = prompt."""
+    """Tokens computed in prefills, also those of `output_ids` and most of those repeated after a preemption.
+
+    Without either, cached + computed = prompt.
+    """
     output_tokens: int
     """Drawn by this worker: `output_ids` are not counted."""
     queue_s: float

@@ -56,8 +56,8 @@ class Registry(Protocol):
     async def announce(self, record: WorkerRecord) -> None:
         """Writes the record in place of an earlier one of the same worker id."""
 
-    async def withdraw(self, worker_id: str) -> None:
-        """Removes the record."""
+    async def withdraw(self, record: WorkerRecord) -> None:
+        """Removes the record, unless another one of the same worker id stands there by now."""
 
     async def live_workers(self) -> Sequence[WorkerRecord]:
         """Every well-formed record whose incarnation holds a live lease in its namespace."""

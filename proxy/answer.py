@@ -14,12 +14,10 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from prefixcache.protocol import LEAST_LOGPROB
 from proxy.scored_tokens import ScoredToken
 
 FinishReason = Literal["stop", "length"]
-
-_LEAST_LOGPROB = -9999.0
-"""What OpenAI's API says for a token that is next to impossible; JSON has no infinity."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,8 +97,8 @@ class WholeChoice:
 
 
 def json_logprob(value: float) -> float:
-    """A log probability that JSON can hold."""
-    return max(value, _LEAST_LOGPROB)
+    """A log probability that JSON can hold, whatever the worker sent."""
+    return max(value, LEAST_LOGPROB)
 
 
 class Answer(ABC):

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from prefixcache.errors import Unavailable
 from prefixcache.limits import MAX_BODY_BYTES, SHUTDOWN_GRACE_S, TOKENIZE_THREADS
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.routing.base import Policy
@@ -131,7 +132,11 @@ async def _cache_stats(request: web.Request) -> web.StreamResponse:
 
 async def _drain(app: web.Application) -> None:
     """No connection is accepted any more; the handlers still run."""
-    await app[FLEET].drain(SHUTDOWN_GRACE_S)
+    try:
+        async with asyncio.timeout(SHUTDOWN_GRACE_S):
+            await app[GENERATION].idle()
+    except TimeoutError:
+        app[FLEET].fail_all(Unavailable("the proxy is shutting down, try again"))
 
 
 async def _store(app: web.Application) -> AsyncIterator[None]:

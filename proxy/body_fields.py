@@ -63,7 +63,10 @@ def refuse_unless_no_op(name: str, raw: Raw | UnsetType, no_ops: Sequence[Any]) 
     if given == b"null":
         return
     if len(given) <= _MAX_NO_OP_BYTES:
-        value = msgspec.json.decode(given)
+        try:
+            value = msgspec.json.decode(given)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"{name} is not valid JSON: {error}", param=name) from None
         # A bool is not a number here: `n: true` and `logprobs: 0` are mistakes, not no-ops.
         if any(value == no_op and isinstance(value, bool) == isinstance(no_op, bool) for no_op in no_ops):
             return

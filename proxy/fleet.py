@@ -131,15 +131,11 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def drain(self, patience_s: float) -> None:
-        """Waits for the requests in hand, and tells those that take longer that the proxy is shutting down."""
-        streams = [link.stream for link in self.links if link.stream is not None]
-        try:
-            async with asyncio.timeout(patience_s):
-                await asyncio.gather(*(stream.drained() for stream in streams))
-        except TimeoutError:
-            for stream in streams:
-                stream.fail_all(Unavailable("the proxy is shutting down, try again"))
+    def fail_all(self, error: Unavailable) -> None:
+        """Ends every request on every worker with `error`."""
+        for link in self.links:
+            if link.stream is not None:
+                link.stream.fail_all(error)
 
     async def _apply(self, records: Sequence[WorkerRecord]) -> None:
         for record in records:

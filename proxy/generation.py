@@ -69,6 +69,10 @@ class Generation:
         """Its number among the choices of one prompt."""
         return self._frame.choice
 
+    @property
+    def stream(self) -> WorkerStream:
+        return self._stream
+
     async def __aenter__(self) -> Generation:
         """Sends the request. Raises Unavailable."""
         self._stream.generate(self._frame, self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 import time
@@ -53,12 +54,29 @@ class GenerationHandler:
         self._books = books
         self._clock = clock
         self._request_numbers = itertools.count(1)
+        self._num_in_hand = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no request is in hand, from its first byte to the last of its answer."""
+        await self._idle.wait()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, parse_chat_request)
+        return await self._in_hand(request, parse_chat_request)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, parse_completion_request)
+        return await self._in_hand(request, parse_completion_request)
+
+    async def _in_hand(self, request: web.Request, parse: Callable[[bytes], AnyRequest]) -> web.StreamResponse:
+        self._num_in_hand += 1
+        self._idle.clear()
+        try:
+            return await self._answer(request, parse)
+        finally:
+            self._num_in_hand -= 1
+            if not self._num_in_hand:
+                self._idle.set()
 
     async def _answer(self, request: web.Request, parse: Callable[[bytes], AnyRequest]) -> web.StreamResponse:
         record = request[ACCESS_RECORD]

@@ -11,12 +11,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from prefixcache.errors import ContextLengthExceeded, IndexUnavailable, InvalidRequest
 from prefixcache.hashing import block_hashes, index_hashes
 from prefixcache.index.base import PrefixIndex
-from prefixcache.limits import MAX_ECHO_CHARS, MAX_MATCHES_AT_ONCE, OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
+from prefixcache.limits import (
+    LARGE_BODY_BYTES,
+    MAX_ECHO_CHARS,
+    MAX_MATCHES_AT_ONCE,
+    OFFLOAD_BODY_BYTES,
+    OFFLOAD_MESSAGES,
+    TOKENIZE_INLINE_CHARS,
+    TOKENIZE_THREADS,
+)
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.rendering.renderer import RenderedPrompt, Renderer
 from prefixcache.types import pack_tokens
@@ -27,6 +36,7 @@ from proxy.model import Model
 from proxy.warnings_log import QuietLog
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 AnyRequest = ChatRequest | CompletionRequest
 
@@ -62,6 +72,7 @@ class PromptReader:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self._large = asyncio.Semaphore(TOKENIZE_THREADS - 1)
 
     async def parse(self, parse: Callable[[bytes], T], body: bytes) -> T:
         """Raises InvalidRequest."""
@@ -78,12 +89,43 @@ class PromptReader:
         ContextLengthExceeded, before anything is tokenized, for a text that must become more than `most_tokens`.
         """
         root = model.root_hash(seed=seed, cache_salt=asked.options.cache_salt)
-        if body_bytes >= OFFLOAD_BODY_BYTES:
-            return await self.in_thread(_draft_and_encode, model, asked, root, most_tokens)
-        drafts = _drafts(model, asked, most_tokens)
-        if uncached_chars(model.renderer, [draft.content for draft in drafts]) <= TOKENIZE_INLINE_CHARS:
-            return _encode(model, asked, drafts, root)
-        return await self.in_thread(_encode, model, asked, drafts, root)
+        return await self.inline_or_thread(
+            partial(_drafts, model, asked, most_tokens),
+            partial(_encode, model, asked, root),
+            uncached_chars=lambda drafts: uncached_chars(model.renderer, [draft.content for draft in drafts]),
+            body_bytes=body_bytes,
+            num_messages=len(asked.messages) if isinstance(asked, ChatRequest) else 0,
+        )
+
+    async def inline_or_thread(
+        self,
+        draft: Callable[[], D],
+        encode: Callable[[D], T],
+        *,
+        uncached_chars: Callable[[D], int],
+        body_bytes: int,
+        num_messages: int,
+    ) -> T:
+        """`encode(draft())`; what would hold the event loop for long is done in a thread.
+
+        Work on a long text leaves one thread to everybody else, and goes on holding its own when its caller is gone.
+        """
+        if body_bytes < OFFLOAD_BODY_BYTES and num_messages < OFFLOAD_MESSAGES:
+            drafted = draft()
+            if uncached_chars(drafted) <= TOKENIZE_INLINE_CHARS:
+                return encode(drafted)
+            return await self.in_thread(encode, drafted)
+        if body_bytes < LARGE_BODY_BYTES:
+            return await self.in_thread(lambda: encode(draft()))
+        await self._large.acquire()
+        work = asyncio.ensure_future(self.in_thread(lambda: encode(draft())))
+        work.add_done_callback(self._end_large)
+        return await asyncio.shield(work)
+
+    def _end_large(self, work: asyncio.Future[Any]) -> None:
+        self._large.release()
+        if not work.cancelled():
+            work.exception()  # retrieved here: its caller may be gone
 
     async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
@@ -103,10 +145,6 @@ def render_chat(
     if renderer.takes_argument_objects:
         messages = with_argument_objects(messages)
     return renderer.render(messages, add_generation_prompt=add_generation_prompt)
-
-
-def _draft_and_encode(model: Model, asked: AnyRequest, root: int, most_tokens: int) -> Sequence[Prompt]:
-    return _encode(model, asked, _drafts(model, asked, most_tokens), root)
 
 
 def _drafts(model: Model, asked: AnyRequest, most_tokens: int) -> Sequence[_Draft]:
@@ -138,7 +176,7 @@ def _rendered(model: Model, asked: AnyRequest) -> Sequence[_Draft]:
     ]
 
 
-def _encode(model: Model, asked: AnyRequest, drafts: Sequence[_Draft], root: int) -> Sequence[Prompt]:
+def _encode(model: Model, asked: AnyRequest, root: int, drafts: Sequence[_Draft]) -> Sequence[Prompt]:
     has_echo = isinstance(asked, CompletionRequest) and asked.echo
     prompts = [_prompt(model, draft, root, has_echo=has_echo) for draft in drafts]
     if sum(len(prompt.echo) for prompt in prompts) * asked.options.n > MAX_ECHO_CHARS:

@@ -15,16 +15,17 @@ from prefixcache.limits import (
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIAS_TOKENS,
     MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MAX_TEMPERATURE,
     MAX_TOP_LOGPROBS,
+    MIN_REPETITION_PENALTY,
 )
 from prefixcache.protocol import Sampling
 from proxy.body_fields import check_count, check_ids, check_metadata, check_range, refuse_unless_no_op
 
-MAX_TEMPERATURE = 2.0
-MAX_REPETITION_PENALTY = 10.0
 _MAX_COUNT = 2**31 - 1
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
@@ -165,10 +166,6 @@ def _sampling(fields: SamplingFields, max_tokens: int | None, top_logprobs: int 
         check_range(name, value, *_RANGES[name])
     if given.get("top_p") == 0:
         raise InvalidRequest("top_p must be above 0 and at most 1", param="top_p")
-    if given.get("repetition_penalty") == 0:
-        raise InvalidRequest(
-            f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}", param="repetition_penalty"
-        )
     if max_tokens is not None and given.get("min_tokens", 0) > max_tokens:
         raise InvalidRequest(f"min_tokens must not be above max_tokens, which is {max_tokens}", param="min_tokens")
     if given.get("top_k") in (-1, 0):
@@ -183,7 +180,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
     "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
-    "repetition_penalty": (0, MAX_REPETITION_PENALTY),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
     "min_tokens": (0, _MAX_COUNT),
 }
 

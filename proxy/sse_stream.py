@@ -59,14 +59,20 @@ class SseStream:
     async def begin(self) -> None:
         """Commits status 200 and writes what was sent so far, as fast as the client takes it.
 
-        Raises ConnectionError if the client is gone.
+        Raises ConnectionError if the client is gone, or does not read it within CLIENT_DRAIN_S.
         """
         if self._chunked:
             self._response.enable_chunked_encoding()
         await self._response.prepare(self._request)
-        while self._pending:
-            pending, self._pending = self._pending, []
-            await self._response.write(b"".join(pending))
+        try:
+            async with asyncio.timeout(CLIENT_DRAIN_S):
+                while self._pending:
+                    pending, self._pending = self._pending, []
+                    await self._response.write(b"".join(pending))
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client does not read its stream") from None
         self._transport = self._request.transport
 
     def send(self, data: bytes) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
-from prefixcache.limits import OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
+from prefixcache.errors import InvalidRequest
+from prefixcache.limits import MAX_TOKENIZE_CHARS, OFFLOAD_BODY_BYTES
 from prefixcache.rendering.renderer import RenderedPrompt, Renderer
 from proxy.fleet import Fleet
 from proxy.json_answers import json_answer
@@ -44,15 +46,19 @@ class TokenizeHandlers:
         asked = await self._reader.parse(parse_tokenize_request, body)
         model = self._fleet.model(asked.model)
         max_model_len = self._fleet.max_model_len(model.namespace)
-        if len(body) >= OFFLOAD_BODY_BYTES:
-            tokens = await self._reader.in_thread(_tokens, model.renderer, asked)
-        else:
-            draft = _draft(model.renderer, asked)
-            if model.renderer.uncached_chars(draft) <= TOKENIZE_INLINE_CHARS:
-                tokens = list(model.renderer.encode(draft))
-            else:
-                tokens = list(await self._reader.in_thread(model.renderer.encode, draft))
-        return json_answer(Tokenized(tokens=tokens, count=len(tokens), max_model_len=max_model_len))
+        renderer = model.renderer
+
+        def answer(draft: RenderedPrompt) -> web.Response:
+            tokens = list(renderer.encode(draft))
+            return json_answer(Tokenized(tokens=tokens, count=len(tokens), max_model_len=max_model_len))
+
+        return await self._reader.inline_or_thread(
+            partial(_draft, renderer, asked),
+            answer,
+            uncached_chars=renderer.uncached_chars,
+            body_bytes=len(body),
+            num_messages=len(asked.messages) if isinstance(asked, TokenizeChat) else 0,
+        )
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
@@ -66,13 +72,17 @@ class TokenizeHandlers:
 
 
 def _draft(renderer: Renderer, asked: TokenizeText | TokenizeChat) -> RenderedPrompt:
+    """Raises InvalidRequest for a text that is longer than this endpoint takes."""
     if isinstance(asked, TokenizeChat):
-        return render_chat(renderer, asked.messages, add_generation_prompt=asked.add_generation_prompt)
-    return renderer.raw(asked.prompt, add_special_tokens=asked.add_special_tokens)
-
-
-def _tokens(renderer: Renderer, asked: TokenizeText | TokenizeChat) -> list[int]:
-    return list(renderer.encode(_draft(renderer, asked)))
+        draft = render_chat(renderer, asked.messages, add_generation_prompt=asked.add_generation_prompt)
+    else:
+        draft = renderer.raw(asked.prompt, add_special_tokens=asked.add_special_tokens)
+    if len(draft.text) > MAX_TOKENIZE_CHARS:
+        field = "messages" if isinstance(asked, TokenizeChat) else "prompt"
+        raise InvalidRequest(
+            f"{field} has {len(draft.text)} characters; /tokenize takes at most {MAX_TOKENIZE_CHARS}", param=field
+        )
+    return draft
 
 
 def _text(renderer: Renderer, asked: DetokenizeRequest, vocab_size: int) -> str:

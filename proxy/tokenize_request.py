@@ -10,7 +10,8 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from prefixcache.errors import InvalidRequest
-from proxy.body_fields import check_ids, decoded, refuse_unless_no_ops
+from prefixcache.limits import MAX_TOKENIZE_CHARS
+from proxy.body_fields import check_count, check_ids, decoded, refuse_unless_no_ops
 from proxy.message_fields import MessageFields, chat_messages
 
 NO_OPS: Mapping[str, tuple[Any, ...]] = {
@@ -73,6 +74,7 @@ class DetokenizeRequest:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises InvalidRequest for a token id that the model has not."""
+        check_count("tokens", len(self.tokens), MAX_TOKENIZE_CHARS, "ids")
         check_ids("tokens", self.tokens, vocab_size)
 
 

@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from prefixcache.limits import SAME_WARNING_S
 
+_MOST_KINDS = 64
+"""Kinds above which those whose time is over are forgotten."""
+
 
 class QuietLog:
     """Logs the first warning of each kind at once and then at most one in SAME_WARNING_S."""
@@ -18,9 +21,15 @@ class QuietLog:
         self._silent_until: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
+    @property
+    def num_kinds(self) -> int:
+        """Kinds it remembers."""
+        return len(self._silent_until)
+
     def warning(self, kind: str, message: str, *arguments: object) -> None:
-        """`kind` comes from a bounded set; `message` and `arguments` as for logging."""
+        """Warnings of one `kind` are those that repeat each other; `message` and `arguments` as for logging."""
         now = self._clock()
+        self._forget_old(now)
         if now < self._silent_until.get(kind, now):
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return
@@ -28,3 +37,9 @@ class QuietLog:
         left_out = self._left_out.pop(kind, 0)
         suffix = f" ({left_out} more like it since the last line)" if left_out else ""
         self._logger.warning(message + suffix, *arguments)
+
+    def _forget_old(self, now: float) -> None:
+        """Kinds may name workers, which come and go."""
+        if len(self._silent_until) > _MOST_KINDS:
+            self._silent_until = {kind: until for kind, until in self._silent_until.items() if until > now}
+            self._left_out = {kind: count for kind, count in self._left_out.items() if kind in self._silent_until}

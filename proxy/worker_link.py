@@ -7,7 +7,7 @@ import logging
 import random
 
 from prefixcache.errors import PrefixCacheError
-from prefixcache.limits import RECONNECT_FIRST_S, RECONNECT_MOST_S, WORKER_SUSPECT_S
+from prefixcache.limits import RECONNECT_FIRST_S, RECONNECT_MOST_S, WORKER_STUCK_S, WORKER_SUSPECT_S
 from prefixcache.protocol import Beat, Hello
 from prefixcache.registry import WorkerRecord
 from prefixcache.rendering.renderer import Renderer
@@ -40,6 +40,8 @@ class WorkerLink:
         self._stream: WorkerStream | None = None
         self._waiting_elsewhere = 0
         self._running_elsewhere = 0
+        self._step = 0
+        self._stepped_at = 0.0
 
     @property
     def worker_id(self) -> str:
@@ -57,9 +59,12 @@ class WorkerLink:
 
     @property
     def is_silent(self) -> bool:
-        """Nothing came for so long that it should get no further request, though its stream stands."""
-        stream = self.stream
-        return stream is not None and asyncio.get_running_loop().time() - stream.last_frame_at > WORKER_SUSPECT_S
+        """No frame, or no step with requests running, for so long that it should get no further request."""
+        stream, now = self.stream, asyncio.get_running_loop().time()
+        if stream is None:
+            return False
+        is_stuck = self.num_running > 0 and now - self._stepped_at > WORKER_STUCK_S
+        return is_stuck or now - stream.last_frame_at > WORKER_SUSPECT_S
 
     @property
     def own_waiting(self) -> int:
@@ -112,7 +117,7 @@ class WorkerLink:
         mine = Hello(namespace=self.record.namespace)
         async with connected_stream(self.record.address, self.worker_id, mine, self._take_beat) as (stream, hello):
             self.incarnation = hello.incarnation
-            self._stream = stream
+            self._stream, self._stepped_at = stream, asyncio.get_running_loop().time()
             _logger.info("worker %s connected at %s", self.worker_id, self.record.address)
             watch = asyncio.create_task(cut_when_silent(stream))
             try:
@@ -126,5 +131,7 @@ class WorkerLink:
 
     def _take_beat(self, beat: Beat) -> None:
         self.incarnation = beat.incarnation
+        if beat.step != self._step or not beat.running:
+            self._step, self._stepped_at = beat.step, asyncio.get_running_loop().time()
         self._waiting_elsewhere = max(0, beat.waiting - self.own_waiting)
         self._running_elsewhere = max(0, beat.running - self.own_running)

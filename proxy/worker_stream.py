@@ -77,8 +77,6 @@ class WorkerStream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[str, Sink] = {}
         self._running: dict[str, Sink] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def num_waiting(self) -> int:
@@ -94,16 +92,18 @@ class WorkerStream(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def generate(self, frame: Generate, sink: Sink) -> None:
-        """Sends a request. Raises Unavailable if the stream is gone or the worker does not read it."""
+        """Sends a request. Raises Unavailable if the stream is gone."""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise Unavailable(f"the stream to worker {self.worker_id} is closed")
-        if transport.get_write_buffer_size() > MAX_FRAME_BYTES:
-            raise Unavailable(f"worker {self.worker_id} does not read its stream")
         data = encode(frame)
         self._waiting[frame.id] = sink
-        self._idle.clear()
         transport.write(data)
+
+    def check_read(self) -> None:
+        """Raises Unavailable if the worker does not read what it was sent before."""
+        if self._transport is not None and self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
+            raise Unavailable(f"worker {self.worker_id} does not read its stream")
 
     def abort(self, request_id: str, *, forget: bool) -> None:
         """Asks the worker to end a request that may have ended already; `forget`: its sink is not called again."""
@@ -113,16 +113,11 @@ class WorkerStream(asyncio.Protocol):
         if known and self.open:
             self._send(Abort(id=request_id))
 
-    async def drained(self) -> None:
-        """Returns when no request is on the stream."""
-        await self._idle.wait()
-
     def fail_all(self, error: PrefixCacheError) -> None:
         """Ends every request on the stream with `error`, here and at the worker."""
         held = {**self._running, **self._waiting}
         self._running.clear()
         self._waiting.clear()
-        self._idle.set()
         for request_id, sink in held.items():
             self._send(Abort(id=request_id))
             sink.on_fail(error)
@@ -143,9 +138,6 @@ class WorkerStream(asyncio.Protocol):
                 self._take_body(body)
         except ProtocolError as error:
             self._break(error)
-
-    def eof_received(self) -> bool:
-        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -210,10 +202,7 @@ class WorkerStream(asyncio.Protocol):
         return sink
 
     def _sink_of_ended(self, request_id: str) -> Sink | None:
-        sink = self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
-        if not self._running and not self._waiting:
-            self._idle.set()
-        return sink
+        return self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
 
     def _sink_failed(self, request_id: str, sink: Sink, error: Exception) -> None:
         """A fault of our own in one request ends that request, not its neighbours on the stream."""

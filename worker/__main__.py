@@ -195,6 +195,8 @@ def _load_torch(config: WorkerConfig, engine: TorchConfig) -> tuple[ServedModel,
     folder = ModelFolder.open(engine.model)
     # OpenMP reads this when torch is loaded. Threads that spin make a step 40 times slower beside a busy neighbour.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # oneDNN keeps what it compiled for each length of a step: 1.5 MB a length, 1,024 entries unless told otherwise.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     from worker.model_runner import load_runner
 
     runner = load_runner(

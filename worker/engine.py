@@ -199,9 +199,8 @@ class Engine:
                 self._scheduler.add(sequence)
             self._note_load()
         for owner, request_id in aborted:
-            for sequence in self._scheduler.live():
-                if sequence.owner == owner and request_id in (None, sequence.id):
-                    self._end(sequence, "aborted")
+            for sequence in self._scheduler.of_owner(owner, request_id):
+                self._end(sequence, "aborted")
         return not self._stopping
 
     def _note_load(self) -> None:

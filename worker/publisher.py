@@ -20,7 +20,7 @@ import msgspec
 
 from prefixcache.errors import IndexUnavailable
 from prefixcache.index.base import ApplyAnswer, PrefixIndex
-from prefixcache.limits import INDEX_RETRY_S, LEASE_RENEWAL_S, MAX_APPLY_HASHES, REANNOUNCE_JITTER_S
+from prefixcache.limits import INDEX_RETRY_S, LEASE_RENEWAL_S, LEASE_S, MAX_APPLY_HASHES, REANNOUNCE_JITTER_S
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.registry import Registry, WorkerRecord
 from worker.index_changes import IndexChanges
@@ -70,7 +70,7 @@ class Publisher:
         self._index_id = ""
         self._next_number = 1
         self._unanswered: _Batch | None = None
-        self._is_announced = False
+        self._announce_at = 0.0
         self._is_reachable = True
         self._renew_at = 0.0
         self._publish_at = 0.0
@@ -112,7 +112,7 @@ class Publisher:
         """Ends the lease and withdraws the record, as far as the store can be reached. Call it after `run` ended."""
         await self._retire()
         try:
-            await self._registry.withdraw(self._record.worker_id)
+            await self._registry.withdraw(self.record)
         except IndexUnavailable as error:
             logger.warning("record not withdrawn, its lease will expire: %s", error)
 
@@ -162,23 +162,26 @@ class Publisher:
                 await asyncio.sleep(self._retry_s)
         self._note_reachable(None)
         self._incarnation, self._index_id = registration.incarnation, registration.index_id
-        self._next_number, self._unanswered, self._is_announced = 1, None, False
+        self._next_number, self._unanswered = 1, None
         self._changes.restart()
         await self._announce()
         logger.info("registered as incarnation %d of namespace %s", self.incarnation, self._record.namespace)
 
     async def _announce(self) -> None:
-        """Writes the record; what fails is tried again at the next renewal."""
+        """Writes the record, and again once a lease: whoever took it away, it comes back. What fails is tried again
+        at the next renewal.
+        """
+        self._announce_at = 0.0
         try:
             await self._registry.announce(self.record)
         except IndexUnavailable as error:
             self._note_reachable(error)
         else:
-            self._is_announced = True
+            self._announce_at = asyncio.get_running_loop().time() + LEASE_S
             self._registered.set()
 
     async def _renew(self) -> None:
-        if not self._is_announced:
+        if asyncio.get_running_loop().time() >= self._announce_at:
             await self._announce()
         try:
             holds_lease = await self._index.renew(self.incarnation)

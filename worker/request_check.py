@@ -13,8 +13,10 @@ from prefixcache.limits import (
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIAS_TOKENS,
     MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
+    MIN_REPETITION_PENALTY,
 )
 from prefixcache.protocol import Generate, Sampling
 from prefixcache.types import unpack_tokens
@@ -67,11 +69,7 @@ def _check_sampling(sampling: Sampling, max_tokens: int, vocab_size: int) -> Non
     _check_range("min_p", sampling.min_p, 0, 1)
     _check_range("presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-    if not 0 < sampling.repetition_penalty < _INFINITY:
-        raise InvalidRequest(
-            f"repetition_penalty is {sampling.repetition_penalty}, not a finite number above 0",
-            param="repetition_penalty",
-        )
+    _check_range("repetition_penalty", sampling.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
     _check_count("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS_TOKENS)
     for token, bias in sampling.logit_bias.items():
         _check_id("logit_bias", token, vocab_size)

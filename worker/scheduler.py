@@ -85,9 +85,12 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._live)
 
-    def find(self, owner: Hashable, request_id: str) -> Sequence | None:
-        """The live request of that name."""
-        return self._live.get((owner, request_id))
+    def of_owner(self, owner: Hashable, request_id: str | None) -> list[Sequence]:
+        """The live request of that name, or all of the owner's; none where it has ended."""
+        if request_id is None:
+            return [sequence for sequence in self._live.values() if sequence.owner == owner]
+        sequence = self._live.get((owner, request_id))
+        return [] if sequence is None else [sequence]
 
     def live(self) -> list[Sequence]:
         """Every request that has not ended, waiting or running."""

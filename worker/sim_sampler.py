@@ -52,6 +52,8 @@ def _altered(logits: Mapping[int, float], spec: SampleSpec) -> dict[int, float]:
         for token, count in Counter(spec.output_ids).items():
             penalty = sampling.presence_penalty + count * sampling.frequency_penalty
             altered[token] = altered.get(token, FLOOR_LOGIT) - penalty
+    if max(altered.values()) < FLOOR_LOGIT:  # what was on the floor stands above every candidate now
+        altered = {**dict.fromkeys(range(VOCAB_SIZE), FLOOR_LOGIT), **altered}
     if spec.index < sampling.min_tokens:
         altered = _without(spec.stop_token_ids, altered)
     return altered

@@ -72,7 +72,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._previous = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._set)
 
     def _set(self, _number: int, _frame: object) -> None:
         self._event.set()

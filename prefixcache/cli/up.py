@@ -100,9 +100,10 @@ class _Engine:
 
 def _torch_engine(model: str, workers: int) -> _Engine:
     folder = _model_folder(model)
-    threads = max(1, usable_cores() // workers)
-    flags = ("--runner", "torch", "--model", str(folder), "--threads", str(threads))
-    return _Engine(model=folder.name, flags=flags)
+    flags = ["--runner", "torch", "--model", str(folder)]
+    if "PREFIXCACHE_THREADS" not in os.environ:
+        flags += ["--threads", str(max(1, usable_cores() // workers))]
+    return _Engine(model=folder.name, flags=tuple(flags))
 
 
 def _sim_engine(name: str | None) -> _Engine:

@@ -59,6 +59,7 @@ class PrefixIndex(Protocol):
         """Depth of each live incarnation on a chain of index block hashes, deepest claim counted from 1.
 
         Incarnations that hold nothing are absent; so are those whose lease has expired. One round trip.
+        Blocks beyond limits.MAX_MATCH_BLOCKS are not looked at.
         """
 
     async def apply(self, incarnation: int, batch: int, stored: Sequence[int], removed: Sequence[int]) -> ApplyAnswer:

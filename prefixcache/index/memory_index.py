@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from prefixcache.errors import IntegrityError
 from prefixcache.index.base import ApplyAnswer, PrefixIndex, Registration
-from prefixcache.limits import LEASE_S, MAX_APPLY_HASHES
+from prefixcache.limits import LEASE_S, MAX_APPLY_HASHES, MAX_MATCH_BLOCKS
 
 
 class MemoryIndex(PrefixIndex):
@@ -51,7 +51,7 @@ class MemoryIndex(PrefixIndex):
 
     async def match(self, hashes: Sequence[int]) -> Mapping[int, int]:
         depths: dict[int, int] = {}
-        for depth, block in enumerate(hashes, start=1):
+        for depth, block in enumerate(hashes[:MAX_MATCH_BLOCKS], start=1):
             depths.update(dict.fromkeys(self._holders.get(block, ()), depth))
         return {incarnation: depth for incarnation, depth in depths.items() if self.is_live(incarnation)}
 

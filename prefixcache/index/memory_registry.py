@@ -18,8 +18,9 @@ class MemoryRegistry(Registry):
     async def announce(self, record: WorkerRecord) -> None:
         self.records[record.worker_id] = record
 
-    async def withdraw(self, worker_id: str) -> None:
-        self.records.pop(worker_id, None)
+    async def withdraw(self, record: WorkerRecord) -> None:
+        if self.records.get(record.worker_id) == record:
+            del self.records[record.worker_id]
 
     async def live_workers(self) -> Sequence[WorkerRecord]:
         return [record for record in self.records.values() if self._is_live(record)]

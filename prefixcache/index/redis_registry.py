@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from prefixcache.index import scripts
 from prefixcache.index.keys import INCARNATION_BITS, NamespaceKeys, registry_key
 from prefixcache.index.redis_client import RedisClient
 from prefixcache.limits import INDEX_WRITE_TIMEOUT_S
@@ -35,8 +36,9 @@ class RedisRegistry(Registry):
         content = msgspec.json.encode(record)
         await self._client.command("HSET", self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
 
-    async def withdraw(self, worker_id: str) -> None:
-        await self._client.command("HDEL", self._key, worker_id, deadline_s=INDEX_WRITE_TIMEOUT_S)
+    async def withdraw(self, record: WorkerRecord) -> None:
+        content = msgspec.json.encode(record)
+        await self._client.run(scripts.WITHDRAW, self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
 
     async def live_workers(self) -> Sequence[WorkerRecord]:
         contents = await self._client.command("HGETALL", self._key, deadline_s=INDEX_WRITE_TIMEOUT_S)

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from prefixcache.errors import ConfigError, InvalidRequest
 from prefixcache.limits import MAX_PROMPT_CHARS
-from prefixcache.rendering.control_tokens import marks_in_ascii_json
+from prefixcache.rendering.control_tokens import marks_in_ascii_json, unmark
 
 _MESSAGE_CHARS = 300
 """Most characters of a template's own message that a client is shown."""
@@ -173,6 +173,7 @@ class ChatTemplate:
 
 
 def _refusal(message: str) -> InvalidRequest:
+    message = unmark(message).text
     if len(message) > _MESSAGE_CHARS:
         message = message[: _MESSAGE_CHARS - 3] + "..."
     return InvalidRequest(message, param="messages")

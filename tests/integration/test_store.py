@@ -79,7 +79,7 @@ async def test_every_call_finds_an_absent_server_unavailable() -> None:
             index.apply(1, 1, [1], []),
             index.check_integrity(),
             registry.announce(record("w", 1)),
-            registry.withdraw("w"),
+            registry.withdraw(record("w", 1)),
             registry.live_workers(),
         ]
         for call in calls:
@@ -162,8 +162,10 @@ async def test_announced_workers_with_a_lease_are_live(any_store: RedisStore | M
     again = record("one", (await index.register()).incarnation)
     await registry.announce(again)
     assert await live_of(registry) == {"one": again, "two": two}
-    await registry.withdraw("one")
-    await registry.withdraw("nobody")
+    await registry.withdraw(one)
+    await registry.withdraw(record("nobody", again.incarnation))
+    assert await live_of(registry) == {"one": again, "two": two}, "another one has the name by now"
+    await registry.withdraw(again)
     assert await live_of(registry) == {"two": two}
 
 

@@ -89,9 +89,9 @@ class FaultyRegistry(MemoryRegistry):
         await self.faults.pass_or_fail()
         await super().announce(record)
 
-    async def withdraw(self, worker_id: str) -> None:
+    async def withdraw(self, record: WorkerRecord) -> None:
         await self.faults.pass_or_fail()
-        await super().withdraw(worker_id)
+        await super().withdraw(record)
 
     async def live_workers(self) -> Sequence[WorkerRecord]:
         await self.faults.pass_or_fail()

@@ -16,13 +16,14 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from prefixcache.errors import ConfigError
 from worker.attention.step_layout import StepLayout
 
 IMPLEMENTATION = "prefixcache"
 """The name under which models find the attention function. No mask function stands under it, so no mask is built."""
 
 
-class UnsupportedAttention(Exception):
+class UnsupportedAttention(ConfigError):
     """The model asks its attention function for something that would be computed wrongly here."""
 
 

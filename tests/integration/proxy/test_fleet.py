@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from proxy import app, worker_link
+from proxy.prediction import Predictor
 from tests.support.fake_worker import FakeWorker, says, token_ids
 from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import RunningProxy, body, running_proxy
@@ -75,9 +76,9 @@ async def test_two_models_at_once(store: MemoryStore) -> None:
 
 async def test_a_worker_that_leaves_both_registry_and_stream_is_dropped(store: MemoryStore) -> None:
     async with running_proxy(store) as proxy, FakeWorker.open(store, worker_id="w2", script=says("hi")):
-        async with FakeWorker.open(store, worker_id="w1", script=says("hi")):
+        async with FakeWorker.open(store, worker_id="w1", script=says("hi")) as leaving:
             await proxy.ready(2)
-            await store.registry().withdraw("w1")
+            await store.registry().withdraw(leaving.record)
             reads = store.faults.num_calls
             await eventually(lambda: store.faults.num_calls > reads + 2)
             assert proxy.fleet.num_ready == 2, "a stream that stands keeps a worker"
@@ -324,3 +325,55 @@ async def test_a_worker_that_fell_silent_gets_no_new_request_while_another_one_m
         await asyncio.gather(beating, return_exceptions=True)
         await eventually(lambda: links["alive"].is_silent)
         assert (await proxy.chat()).status_code == 200, "where all are silent, it may be the proxy that is late"
+
+
+async def test_a_worker_whose_step_hangs_gets_no_new_request_while_another_one_may(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "WORKER_STUCK_S", 0.3)
+    async with (
+        FakeWorker.open(store, worker_id="hung") as hung,
+        running_proxy(store) as proxy,
+        asyncio.TaskGroup() as group,
+    ):
+        await proxy.ready()
+        waiting = group.create_task(proxy.chat())
+        request = await hung.next_generate()
+        hung.started(request.id)
+
+        async def keep_beating() -> None:
+            while True:
+                hung.beat(running=1)
+                await asyncio.sleep(0.05)
+
+        beating = group.create_task(keep_beating())
+        (link,) = proxy.fleet.links
+        await eventually(lambda: link.is_silent)
+        async with FakeWorker.open(store, worker_id="good", script=says("hi")):
+            await proxy.ready(2)
+            for _ in range(8):
+                assert (await proxy.chat()).headers["x-prefixcache-worker"] == "good"
+        beating.cancel()
+        hung.end(request.id)
+        assert (await waiting).status_code == 200
+
+
+async def test_a_stop_waits_for_a_request_that_is_not_on_a_worker_yet(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeWorker.open(store, script=says("whole")), AsyncExitStack() as connections:
+        async with running_proxy(store) as proxy:
+            await proxy.ready()
+            matching, go_on = asyncio.Event(), asyncio.Event()
+
+            async def slow_match(*_: object) -> dict[int, int]:
+                matching.set()
+                await go_on.wait()
+                return {}
+
+            monkeypatch.setattr(Predictor, "depths", slow_match)
+            connection = await connections.enter_async_context(raw_connection(proxy.port))
+            connection.send(post("/v1/chat/completions", body(stream=True)))
+            await matching.wait()
+            asyncio.get_running_loop().call_later(0.2, go_on.set)
+        assert (await connection.read_all()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from prefixcache.limits import MAX_STREAM_BACKLOG_BYTES
 from prefixcache.protocol import Generate
 from tests.support.fake_worker import FakeWorker, Script, says, token_ids
@@ -101,6 +103,25 @@ async def test_a_client_that_does_not_read_is_cut_and_its_request_aborted(store:
             assert sent_bytes > MAX_STREAM_BACKLOG_BYTES
             await eventually(lambda: proxy.metric("prefixcache_requests_total", code="499") == 1)
             assert proxy.metric("prefixcache_num_requests_running") == 0
+
+
+async def test_a_client_that_does_not_read_the_beginning_is_cut_and_its_request_aborted(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.sse_stream.CLIENT_DRAIN_S", 0.3)
+    long_token = "x" * 1000
+    files = tiny_tokenizer_files(added_tokens=[long_token])
+    echoed = {"model": "tiny", "prompt": long_token * 100, "n": 128, "echo": True, "stream": True, "max_tokens": 4}
+    async with FakeWorker.open(store, files=files) as worker, running_proxy(store) as proxy:
+        await proxy.ready()
+        async with raw_connection(proxy.port, receive_buffer_bytes=4096) as connection:
+            connection.send(post("/v1/completions", echoed))
+            frames = [await worker.next_generate() for _ in range(128)]
+            worker.step(frames[0].id, token_ids("hi", files))
+            await eventually(lambda: len(worker.aborts) == 128)
+        await eventually(lambda: proxy.metric("prefixcache_requests_total", code="499") == 1)
+        assert proxy.metric("prefixcache_num_requests_running") == 0
+        assert {frame.id for frame in frames} == set(worker.aborts)
 
 
 async def test_a_client_that_reads_late_but_all_gets_all(store: MemoryStore) -> None:

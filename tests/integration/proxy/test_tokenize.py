@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from prefixcache.limits import MAX_TOKENIZE_CHARS
 from tests.support.fake_worker import FakeWorker, says, token_ids
 from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import running_proxy
@@ -36,12 +37,19 @@ async def test_there_and_back(store: MemoryStore, fields: dict[str, Any], text: 
         assert (await proxy.client.post("/detokenize", json=body)).json() == {"prompt": text}
 
 
+def _user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
 async def test_refusals(store: MemoryStore) -> None:
     async with FakeWorker.open(store), running_proxy(store) as proxy:
         await proxy.ready()
         for path, body, status, param in (
             ("/tokenize", {"model": "none", "prompt": "x"}, 404, "model"),
             ("/tokenize", {"model": "tiny"}, 400, "prompt"),
+            ("/tokenize", {"model": "tiny", "prompt": "x" * (MAX_TOKENIZE_CHARS + 1)}, 400, "prompt"),
+            ("/tokenize", {"model": "tiny", "messages": [_user("x" * MAX_TOKENIZE_CHARS)]}, 400, "messages"),
+            ("/detokenize", {"model": "tiny", "tokens": [5] * (MAX_TOKENIZE_CHARS + 1)}, 400, "tokens"),
             ("/detokenize", {"model": "tiny", "tokens": [512]}, 400, "tokens[0]"),
             ("/detokenize", {"model": "tiny", "tokens": [5] * 10**5 + [-1]}, 400, "tokens[100000]"),
         ):

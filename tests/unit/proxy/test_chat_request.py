@@ -313,3 +313,12 @@ def test_any_value_of_any_field_is_taken_or_refused_by_a_name_that_begins_with_t
         parsed(**{name: value})
     except InvalidRequest as error:
         assert error.param is not None and error.param.startswith(name)
+
+
+@pytest.mark.parametrize("raw", [b"1e999", b'"\xff\xfe"', b'["\xc0\x80"]'])
+@pytest.mark.parametrize("name", ["tools", "response_format", "chat_template", "store"])
+def test_what_is_no_json_in_a_field_not_honoured_names_the_field(name: str, raw: bytes) -> None:
+    text = json.dumps({"model": "m", "messages": [USER], name: "HERE"}).encode()
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat_request(text.replace(b'"HERE"', raw))
+    assert caught.value.param == name

@@ -28,3 +28,12 @@ def test_each_kind_once_in_a_while_with_the_number_left_out(caplog: pytest.LogCa
         "no answer from redis (4 more like it since the last line)",
         "no answer from redis",
     ]
+
+
+def test_kinds_whose_time_is_over_are_forgotten() -> None:
+    clock = ManualClock(0.0)
+    log = QuietLog(logging.getLogger("test"), clock=clock)
+    for number in range(1_000):
+        log.warning(f"connect worker-{number}", "not reachable")
+        clock.now += 1.0
+    assert log.num_kinds < 100

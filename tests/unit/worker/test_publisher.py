@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
+import msgspec
 import pytest
 
 from prefixcache.errors import IndexUnavailable
@@ -281,6 +282,25 @@ async def test_a_record_that_could_not_be_announced_is_announced_later() -> None
     assert world.registry.records["w"].incarnation == world.publisher.incarnation
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_record_that_another_worker_took_or_removed_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.publisher.LEASE_S", 0.05)
+    async with publishing() as world:
+        own = world.publisher.record
+        world.registry.records.clear()
+        await eventually(lambda: world.registry.records.get("w") == own)
+        world.registry.records["w"] = msgspec.structs.replace(own, address="127.0.0.1:2")
+        await eventually(lambda: world.registry.records["w"] == own)
+
+
+async def test_closing_leaves_the_record_of_the_one_that_took_the_name() -> None:
+    async with publishing() as world:
+        pass
+    taken = msgspec.structs.replace(world.publisher.record, address="127.0.0.1:2")
+    world.registry.records["w"] = taken
+    await world.publisher.close()
+    assert world.registry.records == {"w": taken}
 
 
 async def test_closing_ends_the_lease_and_withdraws_the_record() -> None:

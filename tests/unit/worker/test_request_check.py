@@ -58,6 +58,7 @@ def sampled(**fields: object) -> Generate:
         (sampled(presence_penalty=-2.1), "presence_penalty is -2.1"),
         (sampled(frequency_penalty=2.1), r"frequency_penalty is 2.1, not in -2.0 \.\. 2.0"),
         (sampled(repetition_penalty=0.0), "repetition_penalty is 0.0"),
+        (sampled(repetition_penalty=1e-310), "repetition_penalty is 1e-310"),
         (sampled(logit_bias={100: 1.0}), "logit_bias has token id 100"),
         (sampled(logit_bias={-1: 1.0}), "logit_bias has token id -1"),
         (sampled(logit_bias={1: 0.0, 7: 100.5}), "logit_bias of token 7 is 100.5"),
@@ -95,8 +96,8 @@ def test_no_bias_may_be_infinite_or_none_at_all(value: float) -> None:
     [
         sampled(seed=2**64 - 1, temperature=0.0, top_p=1e-9, min_p=1.0),
         sampled(temperature=1e300, top_p=1.0, top_k=1, min_p=0.0),
-        sampled(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=1e-300),
-        sampled(presence_penalty=2.0, frequency_penalty=-2.0, repetition_penalty=1e300, top_k=2**40),
+        sampled(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=0.01),
+        sampled(presence_penalty=2.0, frequency_penalty=-2.0, repetition_penalty=10.0, top_k=2**40),
         sampled(logit_bias={0: -100.0, 99: 100.0}, min_tokens=4, top_logprobs=0),
         sampled(logit_bias=dict.fromkeys(range(100), 1.0), top_logprobs=MAX_TOP_LOGPROBS),
         changed(root=2**64 - 1, choice=2**64 - 1, stop_token_ids=(0, 99)),

@@ -214,4 +214,11 @@ def test_finishing_a_waiting_request_takes_it_out_of_the_queue(steps: Steps) -> 
     a = steps.add("a", numbers(0, 4))
     steps.scheduler.finish(a)
     assert not steps.scheduler.has_work
-    assert steps.scheduler.find("owner", "a") is None
+    assert steps.scheduler.of_owner("owner", "a") == []
+
+
+def test_requests_are_found_by_their_owner_and_name(steps: Steps) -> None:
+    a, b = steps.add("a", numbers(0, 4)), steps.add("b", numbers(4, 8))
+    assert steps.scheduler.of_owner("owner", "a") == [a]
+    assert steps.scheduler.of_owner("owner", None) == [a, b]
+    assert steps.scheduler.of_owner("another", None) == steps.scheduler.of_owner("another", "a") == []

@@ -66,6 +66,14 @@ def test_bias_lifts_a_token_from_the_floor_and_bans_one() -> None:
     assert drawn(sample_spec(Sampling(seed=0, temperature=0, logit_bias={A: -100.0}))) == B
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_ban_of_every_candidate_leaves_the_others_on_the_floor(temperature: float) -> None:
+    banned = dict.fromkeys((A, B, C), -100.0)
+    for index in range(20):
+        spec = sample_spec(Sampling(seed=3, temperature=temperature, logit_bias=banned), index=index)
+        assert drawn(spec) not in (A, B, C)
+
+
 @pytest.mark.parametrize(
     ("sampling", "output", "token"),
     [
