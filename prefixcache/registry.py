@@ -53,8 +53,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Registry(Protocol):
     """Raises IndexUnavailable when the store does not answer in time."""
 
-    async def announce(self, record: WorkerRecord) -> None:
-        """Writes the record in place of an earlier one of the same worker id."""
+    async def announce(self, record: WorkerRecord, *, replace: bool = True) -> None:
+        """Writes the record; one of the same worker id that stands there gives way only if `replace`."""
 
     async def withdraw(self, record: WorkerRecord) -> None:
         """Removes the record, unless another one of the same worker id stands there by now."""

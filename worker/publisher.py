@@ -70,7 +70,8 @@ class Publisher:
         self._index_id = ""
         self._next_number = 1
         self._unanswered: _Batch | None = None
-        self._announce_at = 0.0
+        self._is_announced = False
+        self._restore_at = 0.0
         self._is_reachable = True
         self._renew_at = 0.0
         self._publish_at = 0.0
@@ -168,21 +169,29 @@ class Publisher:
         logger.info("registered as incarnation %d of namespace %s", self.incarnation, self._record.namespace)
 
     async def _announce(self) -> None:
-        """Writes the record, and again once a lease: whoever took it away, it comes back. What fails is tried again
-        at the next renewal.
-        """
-        self._announce_at = 0.0
+        """Writes the record of a new incarnation; what fails is tried again at the next renewal."""
+        self._is_announced, self._restore_at = False, asyncio.get_running_loop().time() + LEASE_S
         try:
             await self._registry.announce(self.record)
         except IndexUnavailable as error:
             self._note_reachable(error)
         else:
-            self._announce_at = asyncio.get_running_loop().time() + LEASE_S
+            self._is_announced = True
             self._registered.set()
 
+    async def _restore(self) -> None:
+        """Writes the record again where it was lost, but not over that of a worker which took the name since."""
+        self._restore_at = asyncio.get_running_loop().time() + LEASE_S
+        try:
+            await self._registry.announce(self.record, replace=False)
+        except IndexUnavailable as error:
+            self._note_reachable(error)
+
     async def _renew(self) -> None:
-        if asyncio.get_running_loop().time() >= self._announce_at:
+        if not self._is_announced:
             await self._announce()
+        elif asyncio.get_running_loop().time() >= self._restore_at:
+            await self._restore()
         try:
             holds_lease = await self._index.renew(self.incarnation)
         except IndexUnavailable as error:

@@ -15,8 +15,9 @@ class MemoryRegistry(Registry):
         self._indexes = indexes
         self.records: dict[str, WorkerRecord] = {}
 
-    async def announce(self, record: WorkerRecord) -> None:
-        self.records[record.worker_id] = record
+    async def announce(self, record: WorkerRecord, *, replace: bool = True) -> None:
+        if replace or record.worker_id not in self.records:
+            self.records[record.worker_id] = record
 
     async def withdraw(self, record: WorkerRecord) -> None:
         if self.records.get(record.worker_id) == record:

@@ -32,9 +32,9 @@ class RedisRegistry(Registry):
         self._clock = clock
         self._complained_at: float | None = None
 
-    async def announce(self, record: WorkerRecord) -> None:
-        content = msgspec.json.encode(record)
-        await self._client.command("HSET", self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
+    async def announce(self, record: WorkerRecord, *, replace: bool = True) -> None:
+        command, content = "HSET" if replace else "HSETNX", msgspec.json.encode(record)
+        await self._client.command(command, self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
 
     async def withdraw(self, record: WorkerRecord) -> None:
         content = msgspec.json.encode(record)

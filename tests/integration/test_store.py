@@ -160,6 +160,8 @@ async def test_announced_workers_with_a_lease_are_live(any_store: RedisStore | M
     await index.retire(one.incarnation)
     assert await live_of(registry) == {"two": two}
     again = record("one", (await index.register()).incarnation)
+    await registry.announce(again, replace=False)
+    assert await live_of(registry) == {"two": two}, "another one stands there"
     await registry.announce(again)
     assert await live_of(registry) == {"one": again, "two": two}
     await registry.withdraw(one)

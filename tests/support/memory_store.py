@@ -85,9 +85,9 @@ class FaultyRegistry(MemoryRegistry):
         super().__init__(indexes)
         self.faults = faults
 
-    async def announce(self, record: WorkerRecord) -> None:
+    async def announce(self, record: WorkerRecord, *, replace: bool = True) -> None:
         await self.faults.pass_or_fail()
-        await super().announce(record)
+        await super().announce(record, replace=replace)
 
     async def withdraw(self, record: WorkerRecord) -> None:
         await self.faults.pass_or_fail()

@@ -284,14 +284,21 @@ async def test_a_record_that_could_not_be_announced_is_announced_later() -> None
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_record_that_another_worker_took_or_removed_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_that_was_lost_comes_back_but_never_over_that_of_another_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("worker.publisher.LEASE_S", 0.05)
     async with publishing() as world:
         own = world.publisher.record
         world.registry.records.clear()
         await eventually(lambda: world.registry.records.get("w") == own)
-        world.registry.records["w"] = msgspec.structs.replace(own, address="127.0.0.1:2")
-        await eventually(lambda: world.registry.records["w"] == own)
+        taken = msgspec.structs.replace(own, address="127.0.0.1:2")
+        world.registry.records["w"] = taken
+        renewals = world.index.num_renewals
+        await eventually(lambda: world.index.num_renewals >= renewals + 10)
+        assert world.registry.records["w"] == taken
+        del world.registry.records["w"]
+        await eventually(lambda: world.registry.records.get("w") == own)
 
 
 async def test_closing_leaves_the_record_of_the_one_that_took_the_name() -> None:
