@@ -13,7 +13,7 @@ from tests.support.tiny_tokenizer import SpacePrefix
 
 
 @pytest.mark.parametrize("template", ["chatml", "joined_parts", "repr_of_everything", "ascii_json"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(chat=st.lists(messages, min_size=1, max_size=3), tools=tools)
 def test_byte_level(template: str, chat: list[dict[str, Any]], tools: Any) -> None:
     subject = byte_level(template)
@@ -22,7 +22,7 @@ def test_byte_level(template: str, chat: list[dict[str, Any]], tools: Any) -> No
 
 
 @pytest.mark.parametrize("template", ["llama2", "reasoning", "role_built"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(text=texts, answer=texts)
 def test_templates_that_take_text_apart(template: str, text: str, answer: str) -> None:
     """An assistant's own <think> tags are the template's to read, so here its text comes without them."""
@@ -40,7 +40,7 @@ def test_templates_that_take_text_apart(template: str, text: str, answer: str) -
 
 
 @pytest.mark.parametrize("space_prefix", ["prepend", "first", "never"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(chat=st.lists(messages, min_size=1, max_size=2), tools=tools)
 def test_sentencepiece_like(space_prefix: SpacePrefix, chat: list[dict[str, Any]], tools: Any) -> None:
     subject = llama(space_prefix)
@@ -48,7 +48,7 @@ def test_sentencepiece_like(space_prefix: SpacePrefix, chat: list[dict[str, Any]
     assert subject.control_ids(chat, tools) == harmless
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(["<", "|>", "</", "hello", "é", "\n", " ", "<|", "12", "_end|>", ">"]), max_size=8))
 def test_text_without_a_spelling_is_encoded_as_if_nothing_were_marked(parts: list[str]) -> None:
     subject = byte_level("chatml")

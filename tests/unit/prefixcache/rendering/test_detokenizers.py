@@ -62,7 +62,7 @@ BYTE_IDS = {
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_ids_in_any_cuts_equal_the_batch_decode(name: str, data: st.DataObject) -> None:
     tokenizer, kind = TOKENIZERS[name]
