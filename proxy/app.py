@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -31,6 +31,8 @@ from proxy.store import Store
 from proxy.tokenize_handlers import TokenizeHandlers
 from proxy.tokenizer_fetch import Tokenizers
 from proxy.warnings_log import QuietLog
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,59 +77,30 @@ def create_app(parts: AppParts) -> web.Application:
     app.cleanup_ctx.extend([_store, _executor, _tokenizers, _secret, _fleet, _handlers])
     app.add_routes(
         [
-            web.post("/v1/chat/completions", _chat),
-            web.post("/v1/completions", _completion),
-            web.post("/tokenize", _tokenize),
-            web.post("/detokenize", _detokenize),
-            web.get("/v1/models", _models),
-            web.get("/v1/models/{name:.+}", _model),
-            web.get("/health", _health),
-            web.get("/ready", _ready),
-            web.get("/metrics", _metrics),
-            web.get("/cache/stats", _cache_stats),
+            web.post("/v1/chat/completions", _calls(GENERATION, GenerationHandler.chat)),
+            web.post("/v1/completions", _calls(GENERATION, GenerationHandler.completion)),
+            web.post("/tokenize", _calls(TOKENIZE, TokenizeHandlers.tokenize)),
+            web.post("/detokenize", _calls(TOKENIZE, TokenizeHandlers.detokenize)),
+            web.get("/v1/models", _calls(REPORTS, ReportHandlers.models)),
+            web.get("/v1/models/{name:.+}", _calls(REPORTS, ReportHandlers.model)),
+            web.get("/health", _calls(HEALTH, HealthHandlers.health)),
+            web.get("/ready", _calls(HEALTH, HealthHandlers.ready)),
+            web.get("/metrics", _calls(REPORTS, ReportHandlers.metrics)),
+            web.get("/cache/stats", _calls(REPORTS, ReportHandlers.cache_stats)),
         ]
     )
     return app
 
 
-async def _chat(request: web.Request) -> web.StreamResponse:
-    return await request.app[GENERATION].chat(request)
+def _calls(
+    key: web.AppKey[T], method: Callable[[T, web.Request], Awaitable[web.StreamResponse]]
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """A route's handler: `method` of what stands under `key`, which is there once the application is set up."""
 
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await method(request.app[key], request)
 
-async def _completion(request: web.Request) -> web.StreamResponse:
-    return await request.app[GENERATION].completion(request)
-
-
-async def _tokenize(request: web.Request) -> web.StreamResponse:
-    return await request.app[TOKENIZE].tokenize(request)
-
-
-async def _detokenize(request: web.Request) -> web.StreamResponse:
-    return await request.app[TOKENIZE].detokenize(request)
-
-
-async def _models(request: web.Request) -> web.StreamResponse:
-    return await request.app[REPORTS].models(request)
-
-
-async def _model(request: web.Request) -> web.StreamResponse:
-    return await request.app[REPORTS].model(request)
-
-
-async def _health(request: web.Request) -> web.StreamResponse:
-    return await request.app[HEALTH].health(request)
-
-
-async def _ready(request: web.Request) -> web.StreamResponse:
-    return await request.app[HEALTH].ready(request)
-
-
-async def _metrics(request: web.Request) -> web.StreamResponse:
-    return await request.app[REPORTS].metrics(request)
-
-
-async def _cache_stats(request: web.Request) -> web.StreamResponse:
-    return await request.app[REPORTS].cache_stats(request)
+    return handle
 
 
 async def _drain(app: web.Application) -> None:
