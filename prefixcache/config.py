@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 ENVIRONMENT_PREFIX = "PREFIXCACHE"
 PROGRAMS = ("proxy", "worker", "up")
@@ -48,6 +49,26 @@ def _load_file(context: click.Context, _parameter: click.Parameter, path: Path |
             raise click.BadParameter(f"{path}: [{program}] {name} is {str(value).lower()}, which is no value for it")
         defaults[str(known[name].name)] = value
     context.default_map = {**(context.default_map or {}), **defaults}
+
+
+def worker_token_option(function: Callable[..., None]) -> Callable[..., None]:
+    """The setting that workers and proxies share; it has no place on a command line, which any user can read."""
+
+    def from_elsewhere(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+            raise click.BadParameter(
+                f"any user of the machine can read a command line; set {ENVIRONMENT_PREFIX}_WORKER_TOKEN in the "
+                "environment, or worker-token in the settings file"
+            )
+        return value
+
+    return click.option(
+        "--worker-token",
+        callback=from_elsewhere,
+        show_default=False,
+        metavar="TEXT",
+        help="Secret that proxies and workers prove to each other; not as a flag.  [default: none, anyone is served]",
+    )(function)
 
 
 def _options(command: click.Command) -> list[click.Option]:

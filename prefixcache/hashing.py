@@ -11,6 +11,7 @@ comparison of token ids before it reuses anything. Only full blocks have a hash.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Mapping
 
 import xxhash
@@ -92,4 +93,5 @@ def index_hashes(hashes: list[int], stride: int) -> list[int]:
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
     """8 bytes big-endian each, so that the leading bits choose the index bucket."""
-    return b"".join(value.to_bytes(8, "big") for value in hashes)
+    values = tuple(hashes)
+    return struct.pack(f">{len(values)}Q", *values)

@@ -50,6 +50,46 @@ INDEX_CONNECT_TIMEOUT_S = 1.0
 INDEX_CONNECTIONS = 16
 """Most connections of one process to Redis; a call takes well under a millisecond."""
 MAX_APPLY_HASHES = 256
+MATCH_LOADS = 8
+"""Deepest holders, and candidates named by the proxy, whose load comes with a match."""
+LOAD_REPORT_S = 0.25
+LOAD_RECORD_S = 3.0
+"""A load record that is not written again counts for nothing after this time."""
+LOAD_KEY_S = 30.0
+PENDING_S = 60.0
+"""A pending claim of a request that never said how it ended."""
+PENDING_SETTLED_S = 2.0
+"""After its first token: the worker's own claims are on their way."""
+SHORT_PREFILL_TOKENS = 256
+"""A request with less to compute is sent without waiting for its commit."""
+DEAD_AFTER_S = 30.0
+"""A lease that ended only hides its incarnation; this long after its end the keeper removes it."""
+RECORD_DEAD_AFTER_S = 600.0
+"""A worker's record without a lease for this long is removed."""
+KEEPER_S = 10.0
+"""Length of the keeper's office; each of its calls renews it."""
+KEEPER_PAUSE_S = 1.0
+"""Between two calls of an idle keeper."""
+SWEEP_PAUSE_S = 0.005
+"""Between two calls while there is more to sweep."""
+SWEEP_FIELDS = 768
+"""Index blocks that one call of the keeper looks at, give or take a bucket."""
+INDEX_DEAD_CONNECTION_S = 1.0
+"""A hot connection that owes a reply for this long is closed."""
+INDEX_MOST_CALLS = 1_024
+"""Calls that one hot connection may owe a reply; a further one fails at once."""
+BREAKER_STALLS = 3
+"""So many times in a row a reply was overdue, and calls fail at once until a trial was answered in time."""
+BREAKER_PAUSE_S = 1.0
+"""Before an open breaker is tried."""
+DEFAULT_PREFILL_RATE = 1_000.0
+"""Uncached tokens a second of a worker, as long as none of its kind has measured it: of the order of a few CPU cores.
+
+Rather low than high: as long as nobody knows, all times scale alike, and against a measured wait a rate that is too low
+lets a prefix weigh more, which costs a little balance and saves work.
+"""
+RECENT_PLACEMENTS = 65_536
+"""Blocks of which a proxy remembers where it sent them, some 10 MB: the last few thousand prompts."""
 MAX_MATCH_BLOCKS = 16_384
 """Index blocks of one match: a prompt of a million tokens; deeper ones are not looked up."""
 
@@ -65,6 +105,8 @@ CLOSE_TIMEOUT_S = 1.0
 """Time for the last frames to reach their peers when a worker ends."""
 INDEX_RETRY_S = 0.25
 """Pause before an index write that failed is sent again."""
+INDEX_CHECK_S = 5.0
+"""Without changes, a worker asks this often whether the index still knows its last batch."""
 
 # --- tokenizer --------------------------------------------------------------------------------------------
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
@@ -101,7 +143,9 @@ SECRET_READ_S = 5.0
 
 # --- proxy ------------------------------------------------------------------------------------------------
 MAX_MATCHES_AT_ONCE = 8
-"""Prompts of one request that are looked up together; half of the connections to Redis."""
+"""Prompts of one request that are looked up together; other requests share the connection to Redis."""
+LISTEN_BACKLOG = 1_024
+"""Connections that the kernel holds until they are accepted; a burst of clients beyond it is refused."""
 CORS_MAX_AGE_S = 600
 """How long a browser may remember what a preflight allowed."""
 CLIENT_DRAIN_S = 30.0

@@ -68,6 +68,28 @@ class ProxyMetrics:
             "index_lookup_seconds", "Time of one match in the index", buckets=LOOKUP_BUCKETS_S
         )
         self.index_lookup_failures = counter("index_lookup_failures", "Matches that gave no answer in time")
+        self.index_commit = histogram(
+            "index_commit_seconds",
+            "Time for which a prompt with a long prefill waited for its commit",
+            buckets=LOOKUP_BUCKETS_S,
+        )
+        self.index_commit_failures = counter("index_commit_failures", "Such commits that gave no answer in time")
+        self.index_available = gauge(
+            "index_available", "1 if the index answers; 0: prompts are routed by this proxy's own placements"
+        )
+        self.pending_claims = counter(
+            "pending_claims",
+            "Prompts whose pending claims were placed, settled by their first token, or released without one",
+            ("change",),
+        )
+        self.rescored_decisions = counter(
+            "rescored_decisions", "Decisions made again because a commit told of a deeper prefix", ("outcome",)
+        )
+        self.own_placement_decisions = counter(
+            "own_placement_decisions",
+            "Prompts routed by what this proxy remembers: the index gave no answer, or a worker announces again",
+            ("cause",),
+        )
         self.routing_decisions = counter("routing_decisions", "Prompts routed, by reason", ("policy", "reason"))
         self.num_requests_waiting = gauge(
             "num_requests_waiting", "Requests of this proxy not started on the worker", ("worker",)
@@ -93,6 +115,12 @@ class WorkerMetrics:
         self.cached_blocks = gauge("cached_blocks", "KV blocks whose content can be found and reused")
         self.requests_running = gauge("requests_running", "Requests in the running batch")
         self.requests_waiting = gauge("requests_waiting", "Requests not started")
+        self.prefill_rate = gauge(
+            "prefill_tokens_per_second", "Measured speed of long prefills; 0 while there were none"
+        )
+        self.prefill_rest = gauge(
+            "prefill_rest_seconds", "Time until all requests in the running batch are prefilled, at that speed"
+        )
         self.requests = counter("requests", "Requests ended or turned away, by reason", ("reason",))
 
         self.request_queue_time = histogram(

@@ -6,6 +6,7 @@ msgpack (one map with its type under "type"); many requests are interleaved.
     proxy                                   worker
       hello  ────────────────────────────────►          both sides first, once; a mismatch ends the stream
              ◄────────────────────────────────  hello
+      prove  ────────────────────────────────►          where there is a worker token: see worker_token.py
       generate {id} ─────────────────────────►
              ◄──────────────────────────────── accepted {id}     it waits
              ◄──────────────────────────────── started {id}      its first chunk is being computed
@@ -28,7 +29,7 @@ from prefixcache.errors import ProtocolError
 from prefixcache.limits import MAX_FRAME_BYTES
 
 MAJOR = 1
-MINOR = 0
+MINOR = 1
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
@@ -66,12 +67,22 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Hello(Frame, frozen=True, kw_only=True, tag="hello"):
-    major: int = MAJOR
-    minor: int = MINOR
+    major: int = 1
+    minor: int = 0
+    """Version 1.0 does not send its number, so what is absent means that for good; say `minor=MINOR` of this side."""
     namespace: str
     """16 hex digits; a proxy says which one it expects, a worker which one it holds."""
     incarnation: int = 0
     """The life of the worker's KV cache; from a worker only."""
+    nonce: bytes = b""
+    """Random, from a side that has a worker token; the proofs are over those of both sides."""
+    proof: bytes = b""
+    """That the worker knows the worker token; from a worker only."""
+
+
+class Prove(Frame, frozen=True, kw_only=True, tag="prove"):
+    proof: bytes
+    """That the proxy knows the worker token; sent once, between the worker's hello and everything else."""
 
 
 class Generate(Frame, frozen=True, kw_only=True, tag="generate"):
@@ -177,7 +188,7 @@ class Beat(Frame, frozen=True, kw_only=True, tag="beat"):
     waiting: int
 
 
-ProxyFrame = Hello | Generate | Abort
+ProxyFrame = Hello | Prove | Generate | Abort
 WorkerFrame = Hello | Accepted | Started | Step | End | Fail | Beat
 
 
@@ -201,7 +212,8 @@ _proxy_decoder = msgspec.msgpack.Decoder(ProxyFrame)
 _worker_decoder = msgspec.msgpack.Decoder(WorkerFrame)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _known_types = {
-    str(frame.__struct_config__.tag) for frame in (Hello, Generate, Abort, Accepted, Started, Step, End, Fail, Beat)
+    str(frame.__struct_config__.tag)
+    for frame in (Hello, Prove, Generate, Abort, Accepted, Started, Step, End, Fail, Beat)
 }
 
 

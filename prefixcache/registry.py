@@ -6,7 +6,7 @@ not served. The store behind it is the same Redis as the index; see `index/keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Protocol
 
 import msgspec
@@ -59,5 +59,9 @@ class Registry(Protocol):
     async def withdraw(self, record: WorkerRecord) -> None:
         """Removes the record, unless another one of the same worker id stands there by now."""
 
+    async def workers(self) -> Mapping[WorkerRecord, bool]:
+        """Every well-formed record, and whether its incarnation holds a live lease in its namespace."""
+
     async def live_workers(self) -> Sequence[WorkerRecord]:
-        """Every well-formed record whose incarnation holds a live lease in its namespace."""
+        """Those of the records whose incarnation holds a live lease."""
+        return [record for record, is_live in (await self.workers()).items() if is_live]

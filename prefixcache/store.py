@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from prefixcache.errors import IndexUnavailable
 from prefixcache.index.base import PrefixIndex
+from prefixcache.index.hot_client import HotClient
 from prefixcache.index.keys import DEFAULT_KEY_PREFIX, NamespaceKeys, check_key_prefix, secret_key
 from prefixcache.index.redis_client import RedisClient
 from prefixcache.index.redis_index import RedisIndex
@@ -24,10 +25,10 @@ _SECRET_BYTES = 32
 class RedisStore:
     """What one deployment keeps in Redis. A call raises IndexUnavailable when no answer comes within its deadline."""
 
-    def __init__(self, client: RedisClient, key_prefix: str, match_deadline_s: float) -> None:
+    def __init__(self, client: RedisClient, hot: HotClient, key_prefix: str) -> None:
         self._client = client
+        self._hot = hot
         self._key_prefix = key_prefix
-        self._match_deadline_s = match_deadline_s
         self._indexes: dict[str, RedisIndex] = {}
         self._registry = RedisRegistry(client, key_prefix)
 
@@ -40,15 +41,21 @@ class RedisStore:
         check_key_prefix(key_prefix)
         client = RedisClient(url)
         try:
-            yield cls(client, key_prefix, match_deadline_s)
+            async with HotClient.open(url, deadline_s=match_deadline_s) as hot:
+                yield cls(client, hot, key_prefix)
         finally:
             await client.aclose()
+
+    @property
+    def index_available(self) -> bool:
+        """Whether prompts are looked up: calls on the path of a request would be sent."""
+        return self._hot.is_available
 
     def index(self, namespace: str) -> PrefixIndex:
         """The index of a namespace; always the same object, which knows the incarnations registered through it."""
         if namespace not in self._indexes:
             keys = NamespaceKeys(key_prefix=self._key_prefix, namespace=namespace)
-            self._indexes[namespace] = RedisIndex(self._client, keys, match_deadline_s=self._match_deadline_s)
+            self._indexes[namespace] = RedisIndex(self._client, self._hot, keys)
         return self._indexes[namespace]
 
     def registry(self) -> Registry:
@@ -62,9 +69,12 @@ class RedisStore:
         """
         candidate = configured or secrets.token_bytes(_SECRET_BYTES)
         key = secret_key(self._key_prefix)
-        _, standing = await self._client.commands(
-            [("SET", key, candidate, "NX"), ("GET", key)], deadline_s=INDEX_WRITE_TIMEOUT_S
-        )
+        # Read first: a server that is full, or a replica, takes no write and knows it all the same.
+        standing = await self._client.command("GET", key, deadline_s=INDEX_WRITE_TIMEOUT_S)
+        if standing is None:
+            _, standing = await self._client.commands(
+                [("SET", key, candidate, "NX"), ("GET", key)], deadline_s=INDEX_WRITE_TIMEOUT_S
+            )
         if standing is None:
             raise IndexUnavailable(f"Redis at {self._client.place} lost the deployment secret while it was read")
         if configured is not None and standing != configured:

@@ -12,11 +12,12 @@ import sys
 import click
 import uvloop
 
-from prefixcache.config import settings_command
+from prefixcache.config import settings_command, worker_token_option
 from prefixcache.errors import ConfigError
 from prefixcache.index.keys import DEFAULT_KEY_PREFIX
 from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
 from prefixcache.store import RedisStore
+from prefixcache.worker_token import check_token
 from proxy.app import AppParts, create_app
 from proxy.config import DEFAULT_HOST, DEFAULT_PORT, DEFAULT_REDIS_URL, ProxySettings
 from proxy.cors import check_origins
@@ -31,6 +32,7 @@ async def run(settings: ProxySettings) -> None:
         open_store=lambda: RedisStore.open(settings.redis_url, key_prefix=settings.key_prefix),
         policy=POLICIES[settings.policy](random.Random()),
         secret=settings.secret,
+        worker_token=settings.worker_token,
         cors_origins=settings.cors_origins,
     )
     check_origins(settings.cors_origins)
@@ -55,27 +57,37 @@ async def run(settings: ProxySettings) -> None:
 @click.option(
     "--secret",
     default=None,
+    show_default=False,
     help="Deployment secret of the block hashes; default: the one in Redis. Prefer the environment variable.",
 )
+@worker_token_option
 @click.option(
     "--cors-origin",
     multiple=True,
     help="Origin whose pages may call this proxy from a browser, as https://chat.example.org; * for any. Repeatable.",
 )
 def main(
-    redis: str, host: str, port: int, policy: str, key_prefix: str, secret: str | None, cors_origin: tuple[str, ...]
+    redis: str,
+    host: str,
+    port: int,
+    policy: str,
+    key_prefix: str,
+    secret: str | None,
+    worker_token: str | None,
+    cors_origin: tuple[str, ...],
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    settings = ProxySettings(
-        redis_url=redis,
-        host=host,
-        port=port,
-        policy=policy,
-        key_prefix=key_prefix,
-        secret=os.fsencode(secret) if secret else None,
-        cors_origins=cors_origin,
-    )
     try:
+        settings = ProxySettings(
+            redis_url=redis,
+            host=host,
+            port=port,
+            policy=policy,
+            key_prefix=key_prefix,
+            secret=os.fsencode(secret) if secret else None,
+            worker_token=check_token(worker_token),
+            cors_origins=cors_origin,
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(settings))
     except ConfigError as error:

@@ -7,13 +7,15 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from prefixcache.errors import Unavailable
+from prefixcache.keeper import Keeper
 from prefixcache.limits import MAX_BODY_BYTES, SHUTDOWN_GRACE_S, TOKENIZE_THREADS
+from prefixcache.load import new_proxy_id
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.routing.base import Policy
 from proxy.access_log import access_middleware
@@ -24,7 +26,10 @@ from proxy.exchange import Books
 from proxy.fleet import Fleet
 from proxy.generation_handler import GenerationHandler
 from proxy.health import HealthHandlers
+from proxy.load_table import LoadTable
+from proxy.placer import Placer
 from proxy.prediction import Predictor, PromptReader
+from proxy.recent_placements import RecentPlacements
 from proxy.reports import ReportHandlers
 from proxy.secret import DeploymentSecret
 from proxy.store import Store
@@ -43,6 +48,8 @@ class AppParts:
     policy: Policy
     secret: bytes | None = None
     """The configured deployment secret."""
+    worker_token: bytes | None = field(default=None, repr=False)
+    """What workers and this proxy prove to each other; None connects to workers without one alone."""
     cors_origins: Collection[str] = ()
     """Origins whose pages may call this proxy; none is told anything if there are none."""
 
@@ -50,11 +57,14 @@ class AppParts:
 PARTS = web.AppKey("parts", AppParts)
 BOOKS = web.AppKey("books", Books)
 LOG = web.AppKey("log", QuietLog)
+PROXY_ID = web.AppKey("proxy_id", str)
+"""Of this process: it writes its load and its pending claims under it."""
 STORE: web.AppKey[Store] = web.AppKey("store")
 EXECUTOR: web.AppKey[Executor] = web.AppKey("executor")
 TOKENIZERS = web.AppKey("tokenizers", Tokenizers)
 SECRET = web.AppKey("secret", DeploymentSecret)
 FLEET = web.AppKey("fleet", Fleet)
+LOADS = web.AppKey("loads", LoadTable)
 GENERATION = web.AppKey("generation", GenerationHandler)
 TOKENIZE = web.AppKey("tokenize", TokenizeHandlers)
 HEALTH = web.AppKey("health", HealthHandlers)
@@ -73,8 +83,9 @@ def create_app(parts: AppParts) -> web.Application:
     app[PARTS] = parts
     app[BOOKS] = Books(metrics=metrics, stats=CacheStats())
     app[LOG] = QuietLog(logging.getLogger("proxy"))
+    app[PROXY_ID] = new_proxy_id()
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend([_store, _executor, _tokenizers, _secret, _fleet, _handlers])
+    app.cleanup_ctx.extend([_store, _keeper, _executor, _tokenizers, _secret, _fleet, _loads, _handlers])
     app.add_routes(
         [
             web.post("/v1/chat/completions", _calls(GENERATION, GenerationHandler.chat)),
@@ -115,6 +126,12 @@ async def _drain(app: web.Application) -> None:
 async def _store(app: web.Application) -> AsyncIterator[None]:
     async with app[PARTS].open_store() as store:
         app[STORE] = store
+        app[BOOKS].metrics.index_available.set_function(lambda: store.index_available)
+        yield
+
+
+async def _keeper(app: web.Application) -> AsyncIterator[None]:
+    async with _running(Keeper(app[STORE], keeper_id=app[PROXY_ID]).run()):
         yield
 
 
@@ -138,24 +155,38 @@ async def _secret(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _fleet(app: web.Application) -> AsyncIterator[None]:
-    app[FLEET] = Fleet(app[STORE], app[TOKENIZERS], app[BOOKS].metrics, app[LOG])
+    app[FLEET] = Fleet(app[STORE], app[TOKENIZERS], app[BOOKS].metrics, app[LOG], app[PARTS].worker_token)
     async with _running(app[FLEET].run()):
+        yield
+
+
+async def _loads(app: web.Application) -> AsyncIterator[None]:
+    app[LOADS] = LoadTable(app[STORE], app[FLEET], app[PROXY_ID], app[LOG])
+    async with _running(app[LOADS].run()):
         yield
 
 
 async def _handlers(app: web.Application) -> AsyncIterator[None]:
     books = app[BOOKS]
+    placer = Placer(
+        fleet=app[FLEET],
+        predictor=Predictor(books.metrics, app[LOG]),
+        policy=app[PARTS].policy,
+        loads=app[LOADS],
+        recent=RecentPlacements(),
+        proxy_id=app[PROXY_ID],
+        metrics=books.metrics,
+    )
     reader = PromptReader(app[EXECUTOR])
     app[GENERATION] = GenerationHandler(
         fleet=app[FLEET],
         secret=app[SECRET],
         reader=reader,
-        predictor=Predictor(books.metrics, app[LOG]),
-        policy=app[PARTS].policy,
+        placer=placer,
         books=books,
     )
     app[TOKENIZE] = TokenizeHandlers(app[FLEET], reader)
-    app[HEALTH] = HealthHandlers(app[FLEET])
+    app[HEALTH] = HealthHandlers(app[STORE], app[FLEET], app[LOADS])
     app[REPORTS] = ReportHandlers(app[FLEET], books.metrics, books.stats)
     yield
 

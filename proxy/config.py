@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
 DEFAULT_HOST = "127.0.0.1"
@@ -21,4 +21,5 @@ class ProxySettings:
     key_prefix: str
     secret: bytes | None = None
     """Deployment secret; None takes the one in Redis, or makes one."""
+    worker_token: bytes | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()

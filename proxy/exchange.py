@@ -24,7 +24,7 @@ from proxy.generation import Generation
 from proxy.generation_group import GenerationGroup
 from proxy.json_answers import json_answer
 from proxy.model import Model
-from proxy.placement import Placement
+from proxy.placer import ReservedPrompt
 from proxy.scored_tokens import ScoredToken, ScoredTokens
 from proxy.sse_stream import DONE, SseStream, event
 from proxy.worker_stream import WorkerStream
@@ -42,7 +42,7 @@ class Books:
 class PlacedPrompt:
     """One prompt of a request with the worker that gets it."""
 
-    placement: Placement
+    reserved: ReservedPrompt
     stream: WorkerStream
     frames: tuple[Generate, ...]
     """One for each choice."""
@@ -150,6 +150,7 @@ class Exchange:
                 generation = Generation(
                     prompt.stream,
                     frame,
+                    prompt.reserved.reservation.choices[frame.choice],
                     detokenizer=renderer.detokenizer(),
                     stop_strings=self._stop_strings,
                     scored=ScoredTokens(renderer.token_bytes) if is_scored else None,
@@ -169,7 +170,9 @@ class Exchange:
         if self._prompts:
             headers["x-prefixcache-worker"] = self._record.worker
             headers["x-prefixcache-hit-tokens"] = str(self._record.hit_tokens)
-            headers["x-prefixcache-reason"] = joined_names(prompt.placement.decision.reason for prompt in self._prompts)
+            headers["x-prefixcache-reason"] = joined_names(
+                prompt.reserved.placement.decision.reason for prompt in self._prompts
+            )
         return headers
 
     def _last_events(self, group: GenerationGroup) -> bytes:
@@ -199,7 +202,8 @@ class Exchange:
         record.completion_tokens = output_tokens = sum(member.output_tokens for member in group.members)
         metrics.prompt_tokens.labels(model).inc(record.prompt_tokens)
         metrics.cached_tokens.labels(model).inc(cached_tokens)
-        metrics.predicted_hit_tokens.labels(model).inc(record.hit_tokens)
+        predicted = sum(prompt.reserved.placement.index_hit_tokens for prompt in self._prompts)
+        metrics.predicted_hit_tokens.labels(model).inc(predicted)
         metrics.generation_tokens.labels(model).inc(output_tokens)
         for usage in (member.usage for member in group.members):
             if usage is not None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prefixcache import hashing
 from prefixcache.errors import IndexUnavailable, ModelNotFound, Unavailable
 from prefixcache.limits import REGISTRY_READ_S
 from prefixcache.metrics import ProxyMetrics
@@ -41,11 +42,19 @@ class ServedName:
 class Fleet:
     """Reads the registry and owns one link a worker."""
 
-    def __init__(self, store: Store, tokenizers: Tokenizers, metrics: ProxyMetrics, log: QuietLog) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tokenizers: Tokenizers,
+        metrics: ProxyMetrics,
+        log: QuietLog,
+        worker_token: bytes | None = None,
+    ) -> None:
         self._store = store
         self._tokenizers = tokenizers
         self._metrics = metrics
         self._log = log
+        self._worker_token = worker_token
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._models: dict[str, Model] = {}
@@ -137,7 +146,23 @@ class Fleet:
             if link.stream is not None:
                 link.stream.fail_all(error)
 
-    async def _apply(self, records: Sequence[WorkerRecord]) -> None:
+    def _hashes_alike(self, record: WorkerRecord) -> bool:
+        """Whether the worker names its namespace as this proxy does; of another one no prefix would ever be found."""
+        expected = namespace_of(record)
+        if record.namespace != expected:
+            self._log.warning(
+                f"namespace {record.worker_id}",
+                "worker %s is left out: its namespace is %s, by the hash scheme %d of this proxy it is %s; "
+                "run proxies and workers of one version",
+                record.worker_id,
+                record.namespace,
+                hashing.SCHEME_VERSION,
+                expected,
+            )
+        return record.namespace == expected
+
+    async def _apply(self, found: Sequence[WorkerRecord]) -> None:
+        records = [record for record in found if self._hashes_alike(record)]
         for record in records:
             link = self._links.get(record.worker_id)
             if link is not None and same_process(link.record, record):
@@ -157,7 +182,7 @@ class Fleet:
 
     def _add(self, record: WorkerRecord) -> None:
         worker_id = record.worker_id
-        link = WorkerLink(record, self._tokenizers, self._log)
+        link = WorkerLink(record, self._tokenizers, self._log, self._worker_token)
         self._links[worker_id] = link
         self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
         self._metrics.num_requests_waiting.labels(worker_id).set_function(lambda: link.own_waiting)
@@ -189,6 +214,17 @@ class Fleet:
             model = Model.of(link.record, link.renderer, self._store.index(namespace))
             self._models[namespace] = model
         return model
+
+
+def namespace_of(record: WorkerRecord) -> str:
+    """By the hash scheme of this process, which must be the worker's."""
+    return hashing.namespace(
+        model=record.model,
+        revision=record.revision,
+        tokenizer_fingerprint=record.tokenizer_fingerprint,
+        block_size=record.block_size,
+        stride=record.stride,
+    )
 
 
 def _names(record: WorkerRecord) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from prefixcache.protocol import End, Generate, StepEntry, TokenLogprobs, Usage
 from prefixcache.rendering.detokenizer import Detokenizer
 from prefixcache.rendering.stop_strings import StopScanner
 from proxy.answer import FinishReason
+from proxy.reservation import ReservedChoice
 from proxy.scored_tokens import ScoredToken, ScoredTokens
 from proxy.worker_stream import WorkerStream
 
@@ -30,6 +31,7 @@ class Generation:
         self,
         stream: WorkerStream,
         frame: Generate,
+        reserved: ReservedChoice,
         *,
         detokenizer: Detokenizer,
         stop_strings: tuple[str, ...],
@@ -44,6 +46,7 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._stream = stream
         self._frame = frame
+        self._reserved = reserved
         self._stop_token_ids = frozenset(frame.stop_token_ids)
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stop_strings) if stop_strings else None
@@ -84,11 +87,13 @@ class Generation:
         """Does not wait, so that no second cancellation can interrupt it."""
         if self._end_timer is not None:
             self._end_timer.cancel()
+        self._reserved.gone()
         if not self._ended:
             self._stream.abort(self._frame.id, forget=True)
 
     def on_started(self, cached_tokens: int) -> None:
         self.cached_tokens = cached_tokens
+        self._reserved.started()
 
     def on_tokens(self, entry: StepEntry) -> None:
         if self.finish_reason is not None:
@@ -103,6 +108,8 @@ class Generation:
         if not ids:
             return
         num_before = self._num_received
+        if not num_before:
+            self._reserved.first_token()
         self._num_received += len(ids)
         self._on_tokens(len(ids))
         if ids[-1] in self._stop_token_ids:
@@ -178,6 +185,7 @@ class Generation:
     def _finish(self) -> None:
         if self.done.done():
             return
+        self._reserved.gone()
         if not self.first.done():
             self.first.set_result(None)
         self.done.set_result(None)

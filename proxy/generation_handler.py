@@ -7,15 +7,14 @@ import itertools
 import secrets
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import msgspec
 from aiohttp import web
 
 from prefixcache.errors import Unavailable
 from prefixcache.protocol import Generate
-from prefixcache.routing.base import Policy
 from proxy.access_log import ACCESS_RECORD, AccessRecord
 from proxy.answer import Answer, AnswerHead, TokenSpelling
 from proxy.chat_answer import ChatAnswer
@@ -25,8 +24,9 @@ from proxy.completion_request import parse_completion_request
 from proxy.exchange import Books, Exchange, PlacedPrompt, joined_names
 from proxy.fleet import Fleet
 from proxy.model import Model
-from proxy.placement import Placement, check_context, place
-from proxy.prediction import AnyRequest, Predictor, Prompt, PromptReader
+from proxy.placement import check_context
+from proxy.placer import Placer, ReservedPrompt
+from proxy.prediction import AnyRequest, Prompt, PromptReader
 from proxy.request_body import read_body
 from proxy.sampling_fields import GenerationOptions
 from proxy.secret import DeploymentSecret
@@ -41,16 +41,14 @@ class GenerationHandler:
         fleet: Fleet,
         secret: DeploymentSecret,
         reader: PromptReader,
-        predictor: Predictor,
-        policy: Policy,
+        placer: Placer,
         books: Books,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
         self._secret = secret
         self._reader = reader
-        self._predictor = predictor
-        self._policy = policy
+        self._placer = placer
         self._books = books
         self._clock = clock
         self._request_numbers = itertools.count(1)
@@ -94,53 +92,41 @@ class GenerationHandler:
         )
         del body
         record.prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
-        placed = await self._place_all(model, asked.options, prompts, record)
-        exchange = Exchange(
-            request,
-            record,
-            model=model,
-            prompts=placed,
-            num_choices=len(prompts) * asked.options.n,
-            stop_strings=asked.options.stop,
-            answer=self._answer_object(model, asked, prompts),
-            books=self._books,
-        )
-        return await (exchange.answer_stream() if asked.options.stream else exchange.answer_whole())
+        with ExitStack() as reservations:
+            exchange = Exchange(
+                request,
+                record,
+                model=model,
+                prompts=await self._place_all(model, asked.options, prompts, record, reservations),
+                num_choices=len(prompts) * asked.options.n,
+                stop_strings=asked.options.stop,
+                answer=self._answer_object(model, asked, prompts),
+                books=self._books,
+            )
+            return await (exchange.answer_stream() if asked.options.stream else exchange.answer_whole())
 
     async def _place_all(
-        self, model: Model, options: GenerationOptions, prompts: Sequence[Prompt], record: AccessRecord
+        self,
+        model: Model,
+        options: GenerationOptions,
+        prompts: Sequence[Prompt],
+        record: AccessRecord,
+        reservations: ExitStack,
     ) -> Sequence[PlacedPrompt]:
-        """Each prompt by its own prefix, and by the load that those before it are."""
+        """Nothing is placed where nothing is to be computed."""
         links = self._fleet.ready_links(model.namespace)
         for prompt in prompts:
+            # Too long a prompt is refused before the index is asked.
             check_context(links, prompt.num_tokens, options.max_tokens, field=prompt.field)
         if options.max_tokens == 0:
             return []
-        all_depths = await self._predictor.all_depths(model.index, prompts)
-        # Too long a prompt is refused before the index is asked; the workers are looked up anew after that wait.
-        links = self._fleet.ready_links(model.namespace)
-        also_waiting = Counter[str]()
-        placed: list[PlacedPrompt] = []
-        for prompt, depths in zip(prompts, all_depths, strict=True):
-            placement = place(
-                self._policy,
-                links,
-                depths,
-                geometry=model.geometry,
-                prompt_tokens=prompt.num_tokens,
-                max_tokens=options.max_tokens,
-                usual_max_tokens=options.usual_max_tokens,
-                field=prompt.field,
-                also_waiting=also_waiting,
-            )
-            also_waiting[placement.decision.worker_id] += options.n
-            placed.append(self._placed(options, prompt, placement))
-            self._books.metrics.routing_decisions.labels(self._policy.name, placement.decision.reason).inc()
-        record.worker = joined_names(prompt.placement.decision.worker_id for prompt in placed)
-        record.hit_tokens = sum(prompt.placement.decision.hit_tokens for prompt in placed)
-        return placed
+        reserved = await self._placer.place(model, prompts, options, reservations)
+        record.worker = joined_names(each.placement.decision.worker_id for each in reserved)
+        record.hit_tokens = sum(each.placement.decision.hit_tokens for each in reserved)
+        return [self._placed(options, prompt, each) for prompt, each in zip(prompts, reserved, strict=True)]
 
-    def _placed(self, options: GenerationOptions, prompt: Prompt, placement: Placement) -> PlacedPrompt:
+    def _placed(self, options: GenerationOptions, prompt: Prompt, reserved: ReservedPrompt) -> PlacedPrompt:
+        placement = reserved.placement
         stream = placement.link.stream
         if stream is None:
             raise Unavailable("the worker was lost as it was chosen, try again")
@@ -163,7 +149,7 @@ class GenerationHandler:
             )
             for choice in range(options.n)
         )
-        return PlacedPrompt(placement=placement, stream=stream, frames=frames)
+        return PlacedPrompt(reserved=reserved, stream=stream, frames=frames)
 
     def _answer_object(self, model: Model, asked: AnyRequest, prompts: Sequence[Prompt]) -> Answer:
         options, renderer = asked.options, model.renderer

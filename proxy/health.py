@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -12,6 +13,8 @@ from prefixcache.errors import Unavailable
 from proxy.error_answers import ErrorBody, described
 from proxy.fleet import Fleet
 from proxy.json_answers import json_answer
+from proxy.load_table import LoadTable
+from proxy.store import Store
 
 
 class RedisHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,13 +32,18 @@ class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool
     ready: bool
     waiting: int
+    """Requests of all proxies that it has not started."""
     running: int
+    ahead_s: float
+    """Seconds of prefill before a request sent now, as far as this proxy knows."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "ok"
     version: str = prefixcache.__version__
     redis: RedisHealth
+    routing: Literal["index", "own_placements"]
+    """By what prompts are routed: the index, or while it does not answer, what this proxy placed itself."""
     workers: tuple[WorkerHealth, ...]
 
 
@@ -47,8 +55,10 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 class HealthHandlers:
     """GET /health and GET /ready."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, store: Store, fleet: Fleet, loads: LoadTable) -> None:
+        self._store = store
         self._fleet = fleet
+        self._loads = loads
 
     async def health(self, _request: web.Request) -> web.Response:
         """200 as long as the process answers; the details say how it is."""
@@ -68,10 +78,12 @@ class HealthHandlers:
                 ready=link.ready,
                 waiting=link.num_waiting,
                 running=link.num_running,
+                ahead_s=round(self._loads.ahead_s(link), 3),
             )
             for link in fleet.links
         )
-        return json_answer(Health(redis=redis, workers=workers))
+        routing: Literal["index", "own_placements"] = "index" if self._store.index_available else "own_placements"
+        return json_answer(Health(redis=redis, routing=routing, workers=workers))
 
     async def ready(self, _request: web.Request) -> web.Response:
         """200 if at least one worker can take a request, else 503."""

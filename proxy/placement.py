@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 
 from prefixcache.errors import ContextLengthExceeded, Unavailable
 from prefixcache.routing.base import Decision, Policy, RoutingRequest, WorkerSnapshot
+from prefixcache.routing.rates import prefill_rates
 from prefixcache.types import CacheGeometry
+from proxy.expectation import NOTHING, Expectation
+from proxy.load_table import LoadTable
 from proxy.worker_link import WorkerLink
 
 
@@ -18,7 +20,17 @@ class Placement:
 
     link: WorkerLink
     decision: Decision
+    expectation: Expectation
+    """What the decision took the worker to have of the prompt."""
+    uncached_tokens: int
+    prefill_s: float
+    """That many tokens at the worker's rate, or at the one assumed for it."""
     max_tokens: int
+
+    @property
+    def index_hit_tokens(self) -> int:
+        """Hit tokens that the index predicted: what this proxy merely remembers is no prediction of the index."""
+        return 0 if self.expectation.source == "own_placements" else self.decision.hit_tokens
 
 
 def check_context(
@@ -46,36 +58,62 @@ def check_context(
     )
 
 
-def place(
+def placement(
     policy: Policy,
     links: Sequence[WorkerLink],
-    depths: Mapping[int, int],
+    expected: Mapping[str, Expectation],
+    loads: LoadTable,
     *,
     geometry: CacheGeometry,
     prompt_tokens: int,
     max_tokens: int | None,
     usual_max_tokens: int | None = None,
     field: str = "messages",
-    also_waiting: Mapping[str, int] = MappingProxyType({}),
 ) -> Placement:
-    """Raises Unavailable without a ready worker, ContextLengthExceeded if the request fits none of them.
+    """Asks the policy. Raises Unavailable without a ready worker, ContextLengthExceeded if the request fits none.
 
-    `also_waiting`: what the same request has given each worker already and is not sent yet.
+    `expected`: what each worker has of the prompt, by worker id; whoever is absent has nothing.
     """
     if not links:
         raise Unavailable("no worker is ready to serve this model, try again in a moment")
     check_context(links, prompt_tokens, max_tokens, field=field)
     fitting = {link.worker_id: link for link in links if prompt_tokens + (max_tokens or 1) <= link.record.max_model_len}
-    snapshots = [
-        WorkerSnapshot(
-            worker_id=link.worker_id,
-            hit_tokens=geometry.predicted_hit_tokens(depths.get(link.incarnation, 0), prompt_tokens),
-            num_waiting=link.num_waiting + also_waiting.get(link.worker_id, 0),
-            num_running=link.num_running,
-        )
-        for link in fitting.values()
-    ]
-    decision = policy.choose(RoutingRequest(prompt_tokens=prompt_tokens), snapshots)
+    snapshots = {
+        worker_id: _snapshot(link, expected.get(worker_id, NOTHING), loads, geometry, prompt_tokens)
+        for worker_id, link in fitting.items()
+    }
+    rates = prefill_rates(list(snapshots.values()))
+    for worker_id in snapshots.keys() & expected.keys():
+        unbegun_s = expected[worker_id].unbegun_blocks * geometry.index_block_tokens / rates[worker_id]
+        if unbegun_s:
+            # Nobody can have told of that load yet; what has been told besides may have come to include it meanwhile.
+            least_s = fitting[worker_id].ledger.ahead_s() + unbegun_s
+            snapshot = snapshots[worker_id]
+            snapshots[worker_id] = replace(snapshot, ahead_s=max(snapshot.ahead_s, least_s))
+    decision = policy.choose(RoutingRequest(prompt_tokens=prompt_tokens), list(snapshots.values()))
     link = fitting[decision.worker_id]
     room = link.record.max_model_len - prompt_tokens
-    return Placement(link=link, decision=decision, max_tokens=max_tokens or min(room, usual_max_tokens or room))
+    uncached_tokens = prompt_tokens - decision.hit_tokens
+    return Placement(
+        link=link,
+        decision=decision,
+        expectation=expected.get(decision.worker_id, NOTHING),
+        uncached_tokens=uncached_tokens,
+        prefill_s=uncached_tokens / rates[decision.worker_id],
+        max_tokens=max_tokens or min(room, usual_max_tokens or room),
+    )
+
+
+def _snapshot(
+    link: WorkerLink, expected: Expectation, loads: LoadTable, geometry: CacheGeometry, prompt_tokens: int
+) -> WorkerSnapshot:
+    return WorkerSnapshot(
+        worker_id=link.worker_id,
+        hit_tokens=geometry.predicted_hit_tokens(expected.blocks, prompt_tokens),
+        hit_source=expected.source,
+        ahead_s=loads.ahead_s(link),
+        prefill_rate=loads.prefill_rate(link),
+        num_waiting=link.num_waiting,
+        num_running=link.num_running,
+        is_draining=loads.is_draining(link),
+    )

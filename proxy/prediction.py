@@ -1,6 +1,6 @@
 """From a request to the token ids, hashes and matches that a policy decides on.
 
-messages ──render──> text ──encode──> ids ──chain from the root──> index hashes ──match──> depth by incarnation
+messages ──render──> text ──encode──> ids ──chain from the root──> index hashes ──match──> who has how much
 text or token ids ───────────┘    inline when cheap, else in a thread         one call with a deadline, or none
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from prefixcache.errors import ContextLengthExceeded, IndexUnavailable, InvalidRequest
 from prefixcache.hashing import block_hashes, index_hashes
-from prefixcache.index.base import PrefixIndex
+from prefixcache.index.base import Match, PrefixIndex
 from prefixcache.limits import (
     LARGE_BODY_BYTES,
     MAX_ECHO_CHARS,
@@ -214,26 +214,31 @@ class Predictor:
         self._metrics = metrics
         self._log = log
 
-    async def all_depths(self, index: PrefixIndex, prompts: Sequence[Prompt]) -> Sequence[Mapping[int, int]]:
-        """`depths` of each prompt, a few at a time: they share the connections with all other requests."""
+    async def all_matches(
+        self, index: PrefixIndex, prompts: Sequence[Prompt], candidates: Sequence[int] = ()
+    ) -> Sequence[Match | None]:
+        """`match` of each prompt, a few at a time: they share the connection with all other requests."""
         if len(prompts) == 1:
-            return [await self.depths(index, prompts[0].index_hashes)]
-        depths: list[Mapping[int, int]] = []
+            return [await self.match(index, prompts[0].index_hashes, candidates)]
+        matches: list[Match | None] = []
         for start in range(0, len(prompts), MAX_MATCHES_AT_ONCE):
             some = prompts[start : start + MAX_MATCHES_AT_ONCE]
-            depths += await asyncio.gather(*(self.depths(index, prompt.index_hashes) for prompt in some))
-        return depths
+            matches += await asyncio.gather(*(self.match(index, prompt.index_hashes, candidates) for prompt in some))
+        return matches
 
-    async def depths(self, index: PrefixIndex, hashes: list[int]) -> Mapping[int, int]:
-        """Matched index blocks by incarnation, empty without a prediction."""
+    async def match(self, index: PrefixIndex, hashes: list[int], candidates: Sequence[int] = ()) -> Match | None:
+        """What the index says of the chain, with the load of `candidates`; None if it does not answer.
+
+        A prompt shorter than an index block is not asked for: nobody can hold any of it.
+        """
         if not hashes:
-            return {}
+            return Match()
         began = time.perf_counter()
         try:
-            return await index.match(hashes)
+            return await index.match(hashes, candidates=candidates)
         except IndexUnavailable as error:
             self._metrics.index_lookup_failures.inc()
             self._log.warning("match", "no prediction, the index did not answer: %s", error)
-            return {}
+            return None
         finally:
             self._metrics.index_lookup.observe(time.perf_counter() - began)

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from prefixcache.errors import ConfigError, InvalidRequest
-from prefixcache.limits import SHUTDOWN_CLOSE_S
+from prefixcache.limits import LISTEN_BACKLOG, SHUTDOWN_CLOSE_S
 from proxy.error_answers import error_answer
 
 _logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ async def serving(app: web.Application, *, host: str, port: int) -> AsyncIterato
     runner = _Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_CLOSE_S)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
+        site = web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG)
         try:
             await site.start()
         except OSError as error:

@@ -13,6 +13,10 @@ class Store(Protocol):
 
     def index(self, namespace: str) -> PrefixIndex: ...
 
+    @property
+    def index_available(self) -> bool:
+        """Whether a call to an index has a prospect of an answer now."""
+
     def registry(self) -> Registry: ...
 
     async def deployment_secret(self, configured: bytes | None) -> bytes:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 
 from prefixcache.errors import PrefixCacheError
-from prefixcache.limits import RECONNECT_FIRST_S, RECONNECT_MOST_S, WORKER_STUCK_S, WORKER_SUSPECT_S
-from prefixcache.protocol import Beat, Hello
+from prefixcache.limits import (
+    REANNOUNCE_JITTER_S,
+    RECONNECT_FIRST_S,
+    RECONNECT_MOST_S,
+    WORKER_STUCK_S,
+    WORKER_SUSPECT_S,
+)
+from prefixcache.protocol import MAJOR, MINOR, Beat, Hello
 from prefixcache.registry import WorkerRecord
 from prefixcache.rendering.renderer import Renderer
+from proxy.load_ledger import LoadLedger
+from proxy.recent_placements import WorkerProcess
 from proxy.tokenizer_fetch import Tokenizers
 from proxy.warnings_log import QuietLog
 from proxy.worker_stream import WorkerStream, connected_stream, cut_when_silent
@@ -31,17 +40,23 @@ def same_process(a: WorkerRecord, b: WorkerRecord) -> bool:
 class WorkerLink:
     """Keeps one stream to one worker; `run` connects again whenever it is lost."""
 
-    def __init__(self, record: WorkerRecord, tokenizers: Tokenizers, log: QuietLog) -> None:
+    def __init__(
+        self, record: WorkerRecord, tokenizers: Tokenizers, log: QuietLog, worker_token: bytes | None = None
+    ) -> None:
         self.record = record
         self.incarnation = record.incarnation
+        self.ledger = LoadLedger()
+        """What this proxy has placed on the worker, sent or about to be."""
         self.renderer: Renderer | None = None
         self._tokenizers = tokenizers
         self._log = log
+        self._worker_token = worker_token
         self._stream: WorkerStream | None = None
         self._waiting_elsewhere = 0
         self._running_elsewhere = 0
         self._step = 0
         self._stepped_at = 0.0
+        self._renewed_at = float("-inf")
 
     @property
     def worker_id(self) -> str:
@@ -67,8 +82,18 @@ class WorkerLink:
         return is_stuck or now - stream.last_frame_at > WORKER_SUSPECT_S
 
     @property
+    def process(self) -> WorkerProcess:
+        """What holds the cache, under whatever incarnation it is known."""
+        return WorkerProcess(worker_id=self.record.worker_id, started_at=self.record.started_at)
+
+    @property
+    def is_reannouncing(self) -> bool:
+        """Whether the process took a new incarnation so lately that its claims may not all be in the index again."""
+        return time.monotonic() - self._renewed_at < 2 * REANNOUNCE_JITTER_S
+
+    @property
     def own_waiting(self) -> int:
-        """Requests of this proxy that the worker has not started."""
+        """Requests of this proxy on the stream that the worker has not started."""
         return self._stream.num_waiting if self._stream is not None else 0
 
     @property
@@ -77,18 +102,18 @@ class WorkerLink:
 
     @property
     def num_waiting(self) -> int:
-        """As `own_waiting`, and those of other proxies by the worker's last beat."""
-        return self.own_waiting + self._waiting_elsewhere
+        """Requests in the ledger that are not started, and those of other proxies by the worker's last beat."""
+        return self.ledger.num_waiting + self._waiting_elsewhere
 
     @property
     def num_running(self) -> int:
-        return self.own_running + self._running_elsewhere
+        return self.ledger.num_running + self._running_elsewhere
 
     def update(self, record: WorkerRecord) -> None:
         """Takes over a newer record of the same process; the stream's own word on the incarnation is fresher."""
         self.record = record
         if self.stream is None or record.incarnation > self.incarnation:
-            self.incarnation = record.incarnation
+            self._renew(record.incarnation)
 
     async def run(self) -> None:
         """Never returns; cancelled by its owner."""
@@ -114,9 +139,11 @@ class WorkerLink:
 
     async def _hold_stream(self) -> None:
         """Connects, serves until the stream is lost."""
-        mine = Hello(namespace=self.record.namespace)
-        async with connected_stream(self.record.address, self.worker_id, mine, self._take_beat) as (stream, hello):
-            self.incarnation = hello.incarnation
+        mine = Hello(major=MAJOR, minor=MINOR, namespace=self.record.namespace)
+        async with connected_stream(
+            self.record.address, self.worker_id, mine, self._take_beat, token=self._worker_token
+        ) as (stream, hello):
+            self._renew(hello.incarnation)
             self._stream, self._stepped_at = stream, asyncio.get_running_loop().time()
             _logger.info("worker %s connected at %s", self.worker_id, self.record.address)
             watch = asyncio.create_task(cut_when_silent(stream))
@@ -130,8 +157,14 @@ class WorkerLink:
         _logger.warning("worker %s disconnected", self.worker_id)
 
     def _take_beat(self, beat: Beat) -> None:
-        self.incarnation = beat.incarnation
+        self._renew(beat.incarnation)
         if beat.step != self._step or not beat.running:
             self._step, self._stepped_at = beat.step, asyncio.get_running_loop().time()
         self._waiting_elsewhere = max(0, beat.waiting - self.own_waiting)
         self._running_elsewhere = max(0, beat.running - self.own_running)
+
+    def _renew(self, incarnation: int) -> None:
+        """The same process under another incarnation: what it holds is the same, what it claims begins anew."""
+        if incarnation != self.incarnation:
+            self.incarnation = incarnation
+            self._renewed_at = time.monotonic()

@@ -1,6 +1,6 @@
 """The protocol v1 stream to one worker: frames in, sinks called; nothing here waits for a token.
 
-connect ──hello──> open ── generate / abort ──►
+connect ──hello, proofs of the worker token──> open ── generate / abort ──►
                         ◄── accepted, started, step, end, fail, beat        one data_received decodes many of them
 closed: every request still on the stream fails with WorkerFault
 """
@@ -12,6 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol, cast
+
+import msgspec
 
 from prefixcache.errors import InvalidRequest, PrefixCacheError, ProtocolError, Unavailable, WorkerFault
 from prefixcache.limits import CONNECT_TIMEOUT_S, HELLO_TIMEOUT_S, MAX_FRAME_BYTES, WORKER_SILENCE_S
@@ -26,6 +28,7 @@ from prefixcache.protocol import (
     Generate,
     Hello,
     MalformedFrame,
+    Prove,
     Started,
     Step,
     StepEntry,
@@ -34,6 +37,7 @@ from prefixcache.protocol import (
     decode_from_worker,
     encode,
 )
+from prefixcache.worker_token import Exchange, check_nonce, new_nonce
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +67,16 @@ def _failure(worker_id: str, fail: Fail) -> PrefixCacheError:
 class WorkerStream(asyncio.Protocol):
     """Requests of this proxy process on one worker, interleaved on one connection."""
 
-    def __init__(self, worker_id: str, mine: Hello, on_beat: Callable[[Beat], None]) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        mine: Hello,
+        on_beat: Callable[[Beat], None],
+        *,
+        address: str = "",
+        token: bytes | None = None,
+    ) -> None:
+        """With a worker token, the worker at `address` must prove that it knows it before anything else is sent."""
         loop = asyncio.get_running_loop()
         self.worker_id = worker_id
         self.hello: asyncio.Future[Hello] = loop.create_future()
@@ -71,7 +84,9 @@ class WorkerStream(asyncio.Protocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         self.last_frame_at = loop.time()
         self._loop = loop
-        self._mine = mine
+        self._mine = mine if token is None else msgspec.structs.replace(mine, nonce=new_nonce())
+        self._address = address
+        self._token = token
         self._on_beat = on_beat
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -193,7 +208,23 @@ class WorkerStream(asyncio.Protocol):
                 if self.hello.done():
                     raise ProtocolError(f"worker {self.worker_id} sent a second hello")
                 check_hello(self._mine, frame)
+                self._prove(frame)
                 self.hello.set_result(frame)
+
+    def _prove(self, theirs: Hello) -> None:
+        """Checks the worker's proof and answers it; raises ProtocolError if only one side has a token, or another."""
+        check_nonce(theirs.nonce, peer="worker", has_token=self._token is not None)
+        if self._token is None:
+            return
+        exchange = Exchange(
+            token=self._token,
+            namespace=self._mine.namespace,
+            address=self._address,
+            proxy_nonce=self._mine.nonce,
+            worker_nonce=theirs.nonce,
+        )
+        exchange.check("worker", theirs.proof)
+        self._send(Prove(proof=exchange.proof("proxy")))
 
     def _start(self, request_id: str) -> Sink | None:
         sink = self._waiting.pop(request_id, None)
@@ -227,14 +258,14 @@ class WorkerStream(asyncio.Protocol):
 
 @asynccontextmanager
 async def connected_stream(
-    address: str, worker_id: str, mine: Hello, on_beat: Callable[[Beat], None]
+    address: str, worker_id: str, mine: Hello, on_beat: Callable[[Beat], None], *, token: bytes | None = None
 ) -> AsyncIterator[tuple[WorkerStream, Hello]]:
     """A stream past its hello, and that hello. Raises OSError, TimeoutError or ProtocolError; cut on exit."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         _, stream = await loop.create_connection(
-            lambda: WorkerStream(worker_id, mine, on_beat), host.strip("[]"), int(port)
+            lambda: WorkerStream(worker_id, mine, on_beat, address=address, token=token), host.strip("[]"), int(port)
         )
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):

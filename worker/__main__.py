@@ -18,11 +18,12 @@ import click
 import uvloop
 from click.core import ParameterSource
 
-from prefixcache.config import ENVIRONMENT_PREFIX, settings_command
+from prefixcache.config import ENVIRONMENT_PREFIX, settings_command, worker_token_option
 from prefixcache.cpu import usable_cores
 from prefixcache.errors import ConfigError
 from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, byte_tokenizer_files
 from prefixcache.store import RedisStore
+from prefixcache.worker_token import check_token
 from worker.config import (
     SimConfig,
     TorchConfig,
@@ -110,6 +111,7 @@ def _sim_options(function: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: all usable cores]")
 @click.option("--key-prefix", default="prefixcache", metavar="TEXT", help="First part of every Redis key.")
+@worker_token_option
 @_sim_options
 def main(
     redis: str,
@@ -125,6 +127,7 @@ def main(
     max_model_len: int | None,
     threads: int | None,
     key_prefix: str,
+    worker_token: str | None,
     **sim: float,
 ) -> None:
     """Checks the settings, loads the model and serves until a signal comes."""
@@ -143,6 +146,7 @@ def main(
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             key_prefix=key_prefix,
+            worker_token=check_token(worker_token),
         )
         with bind(config.listen) as bound:
             engine = config.engine
@@ -248,6 +252,7 @@ async def _serve(config: WorkerConfig, model: ServedModel, runner: Runner, bound
             open_index=store.index,
             registry=store.registry(),
             random=Random(),
+            worker_token=config.worker_token,
         ) as worker,
     ):
         ready = asyncio.create_task(_log_when_ready(worker), name="ready")

@@ -20,8 +20,9 @@ idle block every block is idle: all idle blocks can be evicted, leaf by leaf.
 from __future__ import annotations
 
 import heapq
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from prefixcache.errors import IntegrityError
@@ -45,6 +46,9 @@ class Block:
     """Registered blocks whose parent it is."""
     registered_at: int = 0
     last_use: int = 0
+    """Number of its latest release, in the order of all of them."""
+    last_use_at: float = 0.0
+    """Time of that release."""
 
     @property
     def is_evictable(self) -> bool:
@@ -58,7 +62,7 @@ class Block:
 class BlockPool:
     """Owns all blocks. Not thread-safe: the step thread alone calls it; `index_changes` is what others may use."""
 
-    def __init__(self, num_blocks: int, *, stride: int) -> None:
+    def __init__(self, num_blocks: int, *, stride: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.index_changes = IndexChanges()
         self.num_evictions = 0
         self._stride = stride
@@ -68,7 +72,9 @@ class BlockPool:
         self._leaves: list[tuple[int, int, int]] = []
         """Heap of (last use, -depth, id): oldest first, deepest first among equals. An entry may be outdated."""
         self._num_idle = 0
-        self._clock = 0
+        self._now = clock
+        self._num_changes = 0
+        """Orders releases and registrations: two of one moment have different numbers."""
 
     @property
     def num_blocks(self) -> int:
@@ -95,6 +101,12 @@ class BlockPool:
     @property
     def num_registered(self) -> int:
         return len(self._by_hash)
+
+    @property
+    def evicted_next_used_at(self) -> float | None:
+        """When the block that is evicted next was used last; None if none can be. Cheap: one look, as a rule."""
+        block = self._next_evicted()
+        return None if block is None else block.last_use_at
 
     def count_idle(self, block_ids: Iterable[int]) -> int:
         """How many of these findable blocks have no user, so that holding them makes fewer blocks available."""
@@ -131,10 +143,11 @@ class BlockPool:
 
     def release(self, table: Sequence[int]) -> None:
         """Gives back one reference on each block of a request's table."""
-        self._clock += 1
+        self._num_changes += 1
+        now = self._now()
         for block_id in reversed(table):
             block = self._blocks[block_id]
-            block.last_use = self._clock
+            block.last_use, block.last_use_at = self._num_changes, now
             self._change_ref_count(block, -1)
 
     # --- registering ----------------------------------------------------------------------------------------
@@ -160,9 +173,9 @@ class BlockPool:
             table[position] = present.id
             self._change_ref_count(block, -1)
             return True
-        self._clock += 1
+        self._num_changes += 1
         block.hash, block.parent, block.root, block.token_ids = value, parent, root, token_ids
-        block.depth, block.registered_at = position, self._clock
+        block.depth, block.registered_at = position, self._num_changes
         self._by_hash[value] = block
         if parent is not None:
             parent.num_children += 1
@@ -192,14 +205,21 @@ class BlockPool:
             self._leaves = [(leaf.last_use, -leaf.depth, leaf.id) for leaf in self._blocks if leaf.is_evictable]
             heapq.heapify(self._leaves)
 
-    def _evict_one(self) -> None:
-        """Frees the least recently used leaf and forgets its hash. There must be an idle block."""
-        while True:
-            last_use, _, block_id = heapq.heappop(self._leaves)
+    def _next_evicted(self) -> Block | None:
+        """The least recently used leaf, left at the head of the heap; outdated entries before it are dropped."""
+        while self._leaves:
+            last_use, _, block_id = self._leaves[0]
             block = self._blocks[block_id]
             if block.is_evictable and block.last_use == last_use:
-                break
-        assert block.hash is not None
+                return block
+            heapq.heappop(self._leaves)
+        return None
+
+    def _evict_one(self) -> None:
+        """Frees the least recently used leaf and forgets its hash. There must be an idle block."""
+        block = self._next_evicted()
+        assert block is not None and block.hash is not None
+        heapq.heappop(self._leaves)
         del self._by_hash[block.hash]
         if self._ends_index_block(block):
             self.index_changes.remove(block.hash)

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefixcache.errors import ConfigError
@@ -69,6 +69,8 @@ class WorkerConfig:
     """None for what fits into the memory given, or for the simulation's own number."""
     max_model_len: int | None
     key_prefix: str
+    worker_token: bytes | None = field(default=None, repr=False)
+    """None serves every proxy."""
 
 
 def parse_address(text: str, *, setting: str, least_port: int = 0) -> Address:

@@ -23,14 +23,17 @@ from typing import get_args
 
 from prefixcache.errors import Unavailable
 from prefixcache.limits import ENGINE_STOP_TIMEOUT_S, MAX_WAITING_REQUESTS
+from prefixcache.load import WorkerLoad
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.protocol import End, EndReason, Fail, FailKind, Generate, Started, StepEntry
 from prefixcache.types import INDEX_STRIDE
 from worker.block_pool import BlockPool
 from worker.index_changes import IndexChanges
+from worker.pace import Pace
 from worker.runner import Drawn, Runner, RunnerLimits, StepShare
 from worker.scheduler import PlannedShare, Scheduler, StepPlan
 from worker.sequence import Sequence
+from worker.workload import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +91,9 @@ class Engine:
         self._max_waiting = max_waiting
         self._checks_integrity = checks_integrity
         self._clock = clock
-        self._pool = BlockPool(limits.num_blocks, stride=stride)
+        self._pool = BlockPool(limits.num_blocks, stride=stride, clock=clock)
         self._scheduler = Scheduler(self._pool, block_size=limits.block_size)
+        self._pace = Pace()
         self._events: list[tuple[Owner, Event]] = []
         self._num_steps = 0
         self._num_evictions = 0
@@ -100,6 +104,7 @@ class Engine:
         self._stopping = False
         self._failure: Exception | None = None
         self._load = EngineLoad(step=0, running=0, waiting=0)
+        self._workload = Workload(available_blocks=limits.num_blocks)
         self._thread = Thread(target=self._run, name="step", daemon=True)
 
     # --- for other threads ----------------------------------------------------------------------------------
@@ -123,6 +128,12 @@ class Engine:
         """As of the last step, with the requests that came since counted as waiting."""
         with self._condition:
             return self._current_load()
+
+    def measure(self) -> WorkerLoad:
+        """What the worker says of itself in the index, at this moment."""
+        with self._condition:
+            workload = self._workload
+        return workload.record(self._clock())
 
     def start(self) -> None:
         """Starts the step thread."""
@@ -175,6 +186,7 @@ class Engine:
             while self._take_commands():
                 if self._scheduler.has_work:
                     self._step()
+                self._note_workload()
                 self._hand_out()
             self._fail_all("draining", "the worker is shutting down")
         except Exception as error:
@@ -207,9 +219,24 @@ class Engine:
         scheduler = self._scheduler
         self._load = EngineLoad(step=self._num_steps, running=len(scheduler.running), waiting=len(scheduler.waiting))
 
+    def _note_workload(self, chunk_tokens: int = 0, step_began_at: float | None = None) -> None:
+        """Of a step that begins, or of the time between two."""
+        workload = Workload(
+            prefill_rate=self._pace.prefill_rate,
+            inter_token_latency_s=self._pace.inter_token_latency_s,
+            prefill_tokens=self._scheduler.prefill_tokens,
+            chunk_tokens=chunk_tokens,
+            step_began_at=step_began_at,
+            available_blocks=self._pool.num_available,
+            evicted_next_used_at=self._pool.evicted_next_used_at,
+        )
+        with self._condition:
+            self._workload = workload
+
     def _step(self) -> None:
         began = self._clock()
         plan = self._scheduler.schedule()
+        self._note_workload(plan.chunk_tokens, began)
         for sequence in plan.admitted:
             if sequence.started_at is None:
                 sequence.started_at = began
@@ -220,16 +247,20 @@ class Engine:
             logger.info("request %s lost its blocks and will begin again", sequence.id)
         if plan.admitted or plan.preempted:
             self._hand_out()
-        self._compute(plan)
+        is_computed = self._compute(plan)
         self._num_steps += 1
-        self.metrics.step_seconds.observe(self._clock() - began)
+        seconds = self._clock() - began
+        self.metrics.step_seconds.observe(seconds)
+        if is_computed:
+            self._pace.observe(prefill_tokens=plan.chunk_tokens, num_decodes=plan.num_decodes, seconds=seconds)
         if self._checks_integrity:
             self._scheduler.check_integrity()
 
-    def _compute(self, plan: StepPlan) -> None:
+    def _compute(self, plan: StepPlan) -> bool:
+        """False if nothing could be computed."""
         planned, shares = self._step_shares(plan)
         if not shares:
-            return
+            return False
         try:
             results = self._runner.execute(shares)
             if len(results) != len(shares):
@@ -238,13 +269,14 @@ class Engine:
             logger.exception("step of %d requests failed", len(shares))
             for share in planned:
                 self._fail(share.sequence, "worker_fault", f"the worker's step failed: {error}")
-            return
+            return False
         now = self._clock()
         for share, result in zip(planned, results, strict=True):
             try:
                 self._settle(share, result, now)
             except Exception as error:
                 self._fail_alone(share.sequence, error)
+        return True
 
     def _step_shares(self, plan: StepPlan) -> tuple[list[PlannedShare], list[StepShare]]:
         """The shares of the plan as the runner is told them, without those that could not be made."""
@@ -340,5 +372,7 @@ class Engine:
         metrics.requests_waiting.set(load.waiting)
         metrics.kv_cache_usage.set(pool.num_in_use / pool.num_blocks)
         metrics.cached_blocks.set(pool.num_registered)
+        metrics.prefill_rate.set(self._pace.prefill_rate)
+        metrics.prefill_rest.set(self._workload.rest_s(self._clock()))
         metrics.evictions.inc(pool.num_evictions - self._num_evictions)
         self._num_evictions = pool.num_evictions

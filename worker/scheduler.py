@@ -58,6 +58,15 @@ class StepPlan:
     computing: set[int] = field(default_factory=set)
     """Hashes of the full blocks that this step's chunks compute."""
 
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of prefill chunks; a share of one token is a decode."""
+        return sum(share.num_tokens for share in self.shares if share.num_tokens > 1)
+
+    @property
+    def num_decodes(self) -> int:
+        return sum(share.num_tokens == 1 for share in self.shares)
+
 
 class Scheduler:
     """Owns the waiting queue, the running requests and their blocks."""
@@ -84,6 +93,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._live)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens that the running requests have yet to compute before they decode."""
+        uncomputed = (sequence.num_uncomputed_tokens for sequence in self.running)
+        return sum(num_tokens for num_tokens in uncomputed if num_tokens > 1)
 
     def of_owner(self, owner: Hashable, request_id: str | None) -> list[Sequence]:
         """The live request of that name, or all of the owner's; none where it has ended."""

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from prefixcache.errors import ConfigError
 from prefixcache.limits import (
@@ -24,7 +25,8 @@ from prefixcache.limits import (
     MAX_FRAME_BYTES,
     MAX_PROXY_BACKLOG_BYTES,
 )
-from prefixcache.protocol import Beat, Hello
+from prefixcache.protocol import MAJOR, MINOR, Beat, Hello
+from prefixcache.worker_token import Exchange, new_nonce
 from worker.config import Address
 from worker.engine import Engine, EngineLoad, Event, StepOutput
 from worker.stream import Stream
@@ -64,12 +66,20 @@ class Server:
         engine: Engine,
         namespace: str,
         incarnation: Callable[[], int],
+        address: Callable[[], str],
+        token: bytes | None = None,
         max_backlog_bytes: int = MAX_PROXY_BACKLOG_BYTES,
     ) -> None:
-        """`incarnation` is asked at every hello and beat: it changes when the index lost the worker's claims."""
+        """`incarnation` is asked at every hello and beat: it changes when the index lost the worker's claims.
+
+        `address` is the one in the worker's record, known once the server listens. With a worker token, a proxy is
+        served once it has proven that it knows it.
+        """
         self.engine = engine
         self._namespace = namespace
         self._incarnation = incarnation
+        self._address = address
+        self._token = token
         self._max_backlog_bytes = max_backlog_bytes
         self._streams: set[Stream] = set()
         self._undecided: set[_Undecided] = set()
@@ -135,8 +145,18 @@ class Server:
 
     # --- StreamOwner ----------------------------------------------------------------------------------------
 
-    def hello(self) -> Hello:
-        return Hello(namespace=self._namespace, incarnation=self._incarnation())
+    def hello(self, proxy_nonce: bytes) -> tuple[Hello, Exchange | None]:
+        mine = Hello(major=MAJOR, minor=MINOR, namespace=self._namespace, incarnation=self._incarnation())
+        if self._token is None:
+            return mine, None
+        exchange = Exchange(
+            token=self._token,
+            namespace=self._namespace,
+            address=self._address(),
+            proxy_nonce=proxy_nonce,
+            worker_nonce=new_nonce(),
+        )
+        return replace(mine, nonce=exchange.worker_nonce, proof=exchange.proof("worker")), exchange
 
     def stream_made(self, stream: Stream) -> None:
         self._streams.add(stream)

@@ -12,7 +12,7 @@ from random import Random
 
 from prefixcache import hashing, protocol
 from prefixcache.index.base import PrefixIndex
-from prefixcache.limits import REANNOUNCE_JITTER_S
+from prefixcache.limits import INDEX_CHECK_S, REANNOUNCE_JITTER_S
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.registry import Registry, WorkerRecord
 from prefixcache.types import INDEX_STRIDE
@@ -72,10 +72,12 @@ async def serve(
     open_index: Callable[[str], PrefixIndex],
     registry: Registry,
     random: Random,
+    worker_token: bytes | None = None,
     checks_integrity: bool = False,
     reannounce_jitter_s: float = REANNOUNCE_JITTER_S,
+    index_check_s: float = INDEX_CHECK_S,
 ) -> AsyncIterator[Worker]:
-    """Serves on a bound socket until the block is left; then withdraws, fails what still runs, closes its streams.
+    """Serves on a bound socket until the block is left; then says so, fails what runs, withdraws, closes its streams.
 
     Does not wait for the registration: a worker serves those who know its address also while Redis is away.
     """
@@ -98,7 +100,13 @@ async def serve(
         on_output=lambda output: _in_loop(loop, take_output, output),
         checks_integrity=checks_integrity,
     )
-    server = Server(engine=engine, namespace=namespace, incarnation=lambda: publisher.incarnation)
+    server = Server(
+        engine=engine,
+        namespace=namespace,
+        incarnation=lambda: publisher.incarnation,
+        address=lambda: record.address,
+        token=worker_token,
+    )
     app = application(engine=engine, metrics=metrics, tokenizer=model.tokenizer)
     async with server.listen(app, bound) as listening:
         record = _record(engine, model, worker_id=worker_id, address=advertised(listening, advertise))
@@ -106,10 +114,12 @@ async def serve(
             index=open_index(namespace),
             registry=registry,
             changes=engine.index_changes,
+            measure=engine.measure,
             record=record,
             metrics=metrics,
             random=random,
             reannounce_jitter_s=reannounce_jitter_s,
+            check_s=index_check_s,
         )
         engine.start()
         publishing = asyncio.create_task(publisher.run(), name="publisher")
@@ -125,8 +135,9 @@ async def serve(
         finally:
             publishing.cancel()
             await asyncio.gather(publishing, return_exceptions=True)
-            await publisher.close()
+            await publisher.drain()
             await asyncio.to_thread(engine.stop)
+            await publisher.close()
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, take: Callable[[StepOutput], None], output: StepOutput) -> None:

@@ -1,9 +1,9 @@
 """One protocol v1 connection of a proxy, as the worker sees it.
 
-connected ── hello ok ──► open ──► lost: all its requests are aborted
-    │                      │
-    └─ no or wrong hello,  └─ broken frame, id used twice, backlog over the limit ──► closed with a logged line
-       deadline
+connected ── hello, and proof of the worker token ──► open ──► lost: all its requests are aborted
+    │                                                  │
+    └─ one of them missing, wrong or late              └─ broken frame, id used twice, backlog over the limit
+       ──► closed with a logged line                      ──► closed with a logged line
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from prefixcache.protocol import (
     Generate,
     Hello,
     MalformedFrame,
+    Prove,
     ProxyFrame,
     Step,
     StepEntry,
@@ -32,6 +33,7 @@ from prefixcache.protocol import (
     decode_from_proxy,
     encode,
 )
+from prefixcache.worker_token import MEND, Exchange, check_nonce
 from worker.engine import Engine, Event
 
 logger = logging.getLogger(__name__)
@@ -42,8 +44,8 @@ class StreamOwner(Protocol):
 
     engine: Engine
 
-    def hello(self) -> Hello:
-        """The worker's side of the exchange."""
+    def hello(self, proxy_nonce: bytes) -> tuple[Hello, Exchange | None]:
+        """The answer to a proxy's hello; with a worker token also what the proxy's proof is checked against."""
 
     def stream_made(self, stream: Stream) -> None:
         """The connection is there; the hello exchange comes next."""
@@ -62,11 +64,13 @@ class Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._num_hello_bytes = 0
         self._hello_deadline: asyncio.TimerHandle | None = None
+        self._exchange: Exchange | None = None
+        """While the proxy owes its proof of the worker token."""
         self._live: set[str] = set()
         self._broken: set[str] = set()
         """Live for the engine, but failed for the proxy."""
         self.is_open = False
-        """The hello exchange is done."""
+        """The hello exchange is done, and the worker token proven if there is one."""
         self.lost = asyncio.Event()
 
     # --- asyncio.Protocol -----------------------------------------------------------------------------------
@@ -75,7 +79,7 @@ class Stream(asyncio.Protocol):
         # Not asserted: uvloop's transports are no subclass.
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
-        self._hello_deadline = loop.call_later(HELLO_TIMEOUT_S, self.close, f"no hello within {HELLO_TIMEOUT_S} s")
+        self._hello_deadline = loop.call_later(HELLO_TIMEOUT_S, self._end_overdue)
         self._owner.stream_made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -85,11 +89,13 @@ class Stream(asyncio.Protocol):
             if not self.is_open:
                 self._num_hello_bytes += len(data)
                 if self._num_hello_bytes > MAX_HELLO_BYTES:
-                    raise ProtocolError(f"no hello within the first {MAX_HELLO_BYTES} bytes")
+                    raise ProtocolError(f"no {self._awaited} within the first {MAX_HELLO_BYTES} bytes")
         except ProtocolError as error:
             self.close(str(error))
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._exchange is not None:
+            logger.warning("stream from %s ended before its %s: %s", self.peer, self._awaited, MEND)
         self._transport = None
         self._cancel_deadline()
         self._owner.engine.abort(self)
@@ -100,6 +106,14 @@ class Stream(asyncio.Protocol):
         if self._hello_deadline is not None:
             self._hello_deadline.cancel()
             self._hello_deadline = None
+
+    @property
+    def _awaited(self) -> str:
+        """What must come before the stream is open."""
+        return "hello" if self._exchange is None else "proof of the worker token"
+
+    def _end_overdue(self) -> None:
+        self.close(f"no {self._awaited} within {HELLO_TIMEOUT_S} s")
 
     # --- from the proxy -------------------------------------------------------------------------------------
 
@@ -118,21 +132,37 @@ class Stream(asyncio.Protocol):
 
     def _handle(self, frame: ProxyFrame) -> None:
         match frame:
-            case Hello() if self.is_open:
+            case Hello() if self.is_open or self._exchange is not None:
                 raise ProtocolError("a second hello")
             case Hello():
-                mine = self._owner.hello()
-                self.send(mine)
-                check_hello(mine, frame)
-                self.is_open = True
-                self._cancel_deadline()
-                logger.info("stream from %s opened", self.peer)
+                self._greet(frame)
+            case Prove() if self._exchange is not None:
+                self._exchange.check("proxy", frame.proof)
+                self._exchange = None
+                self._open()
             case _ if not self.is_open:
-                raise ProtocolError(f"{type(frame).__name__} frame before hello")
+                raise ProtocolError(f"{type(frame).__name__} frame before {self._awaited}")
+            case Prove():
+                raise ProtocolError("a proof that was not asked for")
             case Generate():
                 self._generate(frame)
             case Abort():
                 self._owner.engine.abort(self, frame.id)
+
+    def _greet(self, theirs: Hello) -> None:
+        mine, exchange = self._owner.hello(theirs.nonce)
+        self.send(mine)
+        check_hello(mine, theirs)
+        check_nonce(theirs.nonce, peer="proxy", has_token=exchange is not None)
+        if exchange is None:
+            self._open()
+        else:
+            self._exchange = exchange
+
+    def _open(self) -> None:
+        self.is_open = True
+        self._cancel_deadline()
+        logger.info("stream from %s opened", self.peer)
 
     def _generate(self, request: Generate) -> None:
         if request.id in self._live:
@@ -207,6 +237,7 @@ class Stream(asyncio.Protocol):
         """Closes the connection after what was written; its requests are aborted."""
         if self._transport is not None and not self._transport.is_closing():
             logger.warning("stream from %s closed: %s", self.peer, reason)
+            self._exchange = None
             self._transport.close()
 
     def abort(self) -> None:

@@ -26,6 +26,7 @@ from prefixcache.cli.valkey import EmbeddedValkey
 from prefixcache.config import file_setting, settings_command
 from prefixcache.cpu import auto_dtype, usable_cores
 from prefixcache.errors import ConfigError, IndexUnavailable, Unavailable
+from prefixcache.worker_token import ENVIRONMENT_NAME as WORKER_TOKEN
 
 _HOST = "127.0.0.1"
 _DEMO = "demo"
@@ -75,11 +76,12 @@ def up(
         stack = resources.enter_context(Stack())
         environment = {**os.environ, "PREFIXCACHE_REDIS": url, **file_setting(context)}
         secret = environment.pop("PREFIXCACHE_SECRET", None) or secrets.token_hex(16)
+        environment[WORKER_TOKEN] = _worker_token(shared=redis is not None)
         names = [_worker_name(number, shared=redis is not None) for number in range(1, workers + 1)]
         for name in names:
             command = [*program_command("worker"), "--name", name, *engine.flags]
             stack.start(name, command, environment, niceness=_WORKER_NICENESS)
-        # URL and secret travel in the environment: any user of the machine can read a command line. Only the proxy
+        # URL and secrets travel in the environment: any user of the machine can read a command line. Only the proxy
         # knows the secret: workers chain hashes from the root that it sends.
         proxy_environment = {**environment, "PREFIXCACHE_SECRET": secret}
         stack.start("proxy", [*program_command("proxy"), "--host", _HOST, "--port", str(port)], proxy_environment)
@@ -116,6 +118,11 @@ def _sim_engine(name: str | None) -> _Engine:
 def _worker_name(number: int, *, shared: bool) -> str:
     """Unique in the Redis it registers in: others may run a stack on a shared one."""
     return f"{socket.gethostname()}-{os.getpid()}-{number}" if shared else f"worker-{number}"
+
+
+def _worker_token(*, shared: bool) -> str:
+    """The one that is set, else a new one; on a shared Redis none: the proxies and workers of others do not know it."""
+    return os.environ.get(WORKER_TOKEN) or ("" if shared else secrets.token_hex(16))
 
 
 async def _require_answer(url: str) -> None:

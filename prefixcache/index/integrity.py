@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from prefixcache.errors import IntegrityError
+from prefixcache.index.base import MOST_PENDING, REQUEST_ID_BYTES
 from prefixcache.index.keys import FIRST_BITS, INLINE_CLAIMS, LONG_CLAIMS, LONG_MARKER, NamespaceKeys
+from prefixcache.load import HEAD_BYTES, records_of, stored_load
+
+PENDING_BYTES = 4 + 8 + REQUEST_ID_BYTES
+_HASH_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +25,12 @@ class Content:
     live: Set[int]
 
 
-def check_content(keys: NamespaceKeys, content: Content) -> None:
-    """Raises IntegrityError for the first invariant that does not hold."""
+def check_content(keys: NamespaceKeys, content: Content, most_claims: Mapping[int, int] = MappingProxyType({})) -> None:
+    """Raises IntegrityError for the first invariant that does not hold.
+
+    Claims of incarnations without a lease entry are allowed, until they are swept, and counted as all others are.
+    `most_claims`: index blocks that the pool of an incarnation holds.
+    """
     meta = content.hashes.get(keys.meta, {})
     bits, split = int(meta.get(b"k", FIRST_BITS)), int(meta.get(b"split", 0))
     held: Counter[int] = Counter()
@@ -43,12 +53,14 @@ def check_content(keys: NamespaceKeys, content: Content) -> None:
             else:
                 _require(len(value) // 4 <= INLINE_CLAIMS, f"{name}: {len(value) // 4} claims in one field")
             held.update(_incarnations(name, value))
-    _require(
-        set(content.strings) == long_runs, f"long runs {set(content.strings) ^ long_runs} without their other half"
-    )
+    others = _check_strings(keys, content, long_runs)
+    _require(not others, f"long runs {sorted(others)} without their other half")
     _require(num_fields == int(meta.get(b"fields", 0)), f"{num_fields} fields, counted {meta.get(b'fields')!r}")
     counted = {int(name): int(count) for name, count in content.hashes.get(keys.claims_held, {}).items()}
     _require(counted == dict(held), f"claims stored {dict(held)}, counted {counted}")
+    for incarnation, most in most_claims.items():
+        claims = counted.get(incarnation, 0)
+        _require(claims <= most, f"incarnation {incarnation} claims {claims} blocks, its pool holds {most}")
     batches = {int(name) for name in content.hashes.get(keys.batches, {})}
     _require(batches == content.live, f"incarnations with a lease {content.live}, with a batch number {batches}")
 
@@ -81,3 +93,38 @@ def _incarnations(name: str, run: bytes) -> list[int]:
     _require(len(run) % 4 == 0 and len(run) > 0, f"{name}: a run of {len(run)} bytes")
     _require(claims == sorted(claims) and len(set(incarnations)) == len(incarnations), f"{name}: {claims} not sorted")
     return incarnations
+
+
+def _check_strings(keys: NamespaceKeys, content: Content, long_runs: Set[str]) -> Set[str]:
+    """Checks pending claims, loads and the keeper's office; returns the long runs that only one half speaks of."""
+    found: set[str] = set()
+    for name, value in content.strings.items():
+        if name.startswith(keys.pending):
+            _check_pending(name, name[len(keys.pending) :], value)
+        elif name.startswith(keys.loads):
+            _require(int(name[len(keys.loads) :]) in content.live, f"{name}: load of an incarnation without a lease")
+            _check_load(name, value)
+        elif name == keys.keeper:
+            _require(len(value) > 0, f"{name}: a keeper without an id")
+        else:
+            _require(name.startswith(keys.long_runs), f"{name}: not a key of the index")
+            found.add(name)
+    return found ^ long_runs
+
+
+def _check_pending(name: str, digits: str, value: bytes) -> None:
+    _require(len(digits) == _HASH_DIGITS and set(digits) <= set("0123456789abcdef"), f"{name}: not the hash of a block")
+    _require(
+        len(value) % PENDING_BYTES == 0 and 0 < len(value) <= MOST_PENDING * PENDING_BYTES,
+        f"{name}: {len(value)} bytes of pending claims",
+    )
+    incarnations = [int.from_bytes(value[at : at + 4], "big") for at in range(0, len(value), PENDING_BYTES)]
+    _require(len(set(incarnations)) == len(incarnations), f"{name}: two pending claims of one of {incarnations}")
+
+
+def _check_load(name: str, value: bytes) -> None:
+    records = records_of(value)
+    _require(stored_load(records) == value, f"{name}: {len(value)} bytes that are no entries, each of another writer")
+    _require(len(records) > 0, f"{name}: a load without a record")
+    for writer, record in records.items():
+        _require(len(record) >= HEAD_BYTES, f"{name}: a record of {writer.hex()} of {len(record)} bytes")

@@ -1,17 +1,30 @@
 """Every Redis key of the project. P is the deployment's key prefix, {ns} the namespace and at once the hash tag.
 
     key                       type    holds                                         lives              written by
-    P:{ns}:meta               HASH    index_id, scheme, last_id, fields, k, split   for ever           register, apply
+    P:{ns}:meta               HASH    see below                                     for ever           see below
     P:{ns}:live               ZSET    incarnation -> end of lease, ms Redis time    until retired      and renew, retire
     P:{ns}:seq                HASH    incarnation -> number of its last batch       until retired      register, apply
-    P:{ns}:n                  HASH    incarnation -> claims it holds in buckets     while above 0      apply
-    P:{ns}:b:<bits>:<number>  HASH    last 7 bytes of a block's hash -> its claims  while it has some  apply
-    P:{ns}:h:<hash>           STRING  claims of an index block with many holders    while it has many  apply
+    P:{ns}:n                  HASH    incarnation -> claims it holds in buckets     while above 0      apply, sweep
+    P:{ns}:b:<bits>:<number>  HASH    last 7 bytes of a block's hash -> its claims  while it has some  apply, sweep
+    P:{ns}:h:<hash>           STRING  claims of an index block with many holders    while it has many  apply, sweep
+    P:{ns}:p:<hash>           STRING  pending claims on a boundary block            PX until all end   commit
+    P:{ns}:l:<incarnation>    STRING  load records of the worker and of proxies     PX LOAD_KEY_S,     renew, commit,
+                                                                                    until retired      exchange_loads
+    P:{ns}:keeper             STRING  id of the keeper                              PX KEEPER_S        sweep
     P:reg                     HASH    worker id -> its record, JSON                 until withdrawn    RedisRegistry
     P:secret                  STRING  deployment secret, seed of every root hash    for ever           RedisStore
 
-No key has a TTL: a lease is a score, so that an expired one can come back. All keys of a namespace lie in one slot of a
-Redis Cluster; scripts get `meta` as KEYS[1] and build the others from it, and use neither P:reg nor P:secret.
+A lease is a score and no TTL, so that an expired one can come back; "until retired" is also until the keeper finds that
+it ended DEAD_AFTER_S ago. All keys of a namespace lie in one slot of a Redis Cluster; scripts get `meta` as KEYS[1] and
+build the others from it, and use neither P:reg nor P:secret. <hash> is 16 hex digits.
+
+    field of meta             holds                                                                    written by
+    index_id, scheme          random name of this content; version of the hash scheme                  register
+    last_id                   the incarnation given last                                               register
+    fields, k, split          fields in all buckets; the shape of the buckets, see below               apply, sweep
+    swept_at, watched_since   ms Redis time: last call of a keeper, begin of its unbroken watch        sweep
+    cursor                    where the keeper goes on: leading 32 bits of a hash                      sweep
+    dying                     whose claims it was removing when its last round ended, u32 big-endian   sweep
 
 Buckets grow by linear hashing. The number of a block's bucket is the top k bits of its hash; if that is below `split`,
 that bucket was divided already and the top k + 1 bits count:
@@ -21,6 +34,13 @@ that bucket was divided already and the top k + 1 bits count:
 
 A value is a sorted run of claims, u32 big-endian `incarnation << 2 | tier`. A 13th holder moves the run to h:<hash> and
 leaves the marker ffffffff in the bucket; with fewer than 8 left it moves back.
+
+Pending claims are up to MOST_PENDING entries of 24 bytes, big-endian, one an incarnation, in the order in which they
+were written last; a writer drops those that have ended:
+
+    u32 incarnation | u64 end, ms Redis time | 12 bytes request id
+
+`prefixcache/load.py` draws the records of a load.
 """
 
 from __future__ import annotations
@@ -33,7 +53,7 @@ DEFAULT_KEY_PREFIX = "prefixcache"
 
 FIRST_BITS = 8
 """k of an empty index: a field keeps the hash without its first byte, which the bucket number therefore must have."""
-FIELDS_PER_BUCKET = 48
+FIELDS_PER_BUCKET = 44
 """Mean number of fields at which a bucket is divided: stays a listpack, 17.6-20 bytes a block at one holder."""
 INLINE_CLAIMS = 12
 """Most claims of one block inside the bucket."""
@@ -79,6 +99,20 @@ class NamespaceKeys:
     def long_runs(self) -> str:
         """What the keys of all long runs begin with; 16 hex digits of the block's hash follow."""
         return f"{self.base}:h:"
+
+    @property
+    def pending(self) -> str:
+        """What the keys of all pending claims begin with; 16 hex digits of the block's hash follow."""
+        return f"{self.base}:p:"
+
+    @property
+    def loads(self) -> str:
+        """What the keys of all loads begin with; the incarnation follows."""
+        return f"{self.base}:l:"
+
+    @property
+    def keeper(self) -> str:
+        return f"{self.base}:keeper"
 
 
 def registry_key(key_prefix: str) -> str:

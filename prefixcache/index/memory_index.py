@@ -5,10 +5,48 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from prefixcache.errors import IntegrityError
-from prefixcache.index.base import ApplyAnswer, PrefixIndex, Registration
-from prefixcache.limits import LEASE_S, MAX_APPLY_HASHES, MAX_MATCH_BLOCKS
+from prefixcache.index.base import (
+    MOST_PENDING,
+    ApplyAnswer,
+    Commit,
+    Match,
+    PrefixIndex,
+    Registration,
+    SweepAnswer,
+)
+from prefixcache.index.boundaries import Boundaries
+from prefixcache.limits import (
+    DEAD_AFTER_S,
+    KEEPER_S,
+    LEASE_S,
+    LOAD_RECORD_S,
+    MATCH_LOADS,
+    MAX_APPLY_HASHES,
+    MAX_MATCH_BLOCKS,
+    PENDING_S,
+    PENDING_SETTLED_S,
+)
+from prefixcache.load import (
+    WORKER_WRITER,
+    IncarnationLoad,
+    ProxyLoad,
+    WorkerLoad,
+    decode_loads,
+    proxy_writer,
+    standing_version,
+    stored_load,
+    stored_record,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    request_id: bytes
+    end_s: float
 
 
 class MemoryIndex(PrefixIndex):
@@ -26,6 +64,14 @@ class MemoryIndex(PrefixIndex):
         self._batches: dict[int, int] = {}
         self._holders: dict[int, set[int]] = {}
         self._held: dict[int, set[int]] = {}
+        self._pending: dict[int, dict[int, _Pending]] = {}
+        """By block and incarnation, both in the order in which they were written last."""
+        self._loads: dict[int, dict[bytes, bytes]] = {}
+        """Records by their writers, as bytes, so that their numbers are rounded as everywhere."""
+        self._keeper_id = ""
+        self._keeper_until_s = float("-inf")
+        self._swept_at_s = float("-inf")
+        self._watched_since_s = float("-inf")
 
     async def register(self) -> Registration:
         self._index_id = self._index_id or secrets.token_hex(8)
@@ -36,24 +82,43 @@ class MemoryIndex(PrefixIndex):
         self._held[incarnation] = set()
         return Registration(incarnation=incarnation, index_id=self._index_id)
 
-    async def renew(self, incarnation: int) -> bool:
+    async def renew(self, incarnation: int, load: WorkerLoad | None = None) -> bool:
         if incarnation not in self._lease_ends:
             return False
         self._lease_ends[incarnation] = self._clock() + self._lease_s
+        if load is not None:
+            self._write_load(incarnation, WORKER_WRITER, load)
         return True
 
     async def retire(self, incarnation: int) -> None:
-        if incarnation in self._lease_ends:
-            for block in self._held[incarnation]:
-                self._drop(incarnation, block)
-            for content in (self._lease_ends, self._batches, self._held):
-                del content[incarnation]
+        self._forget(incarnation)
 
-    async def match(self, hashes: Sequence[int]) -> Mapping[int, int]:
+    async def match(self, hashes: Sequence[int], *, candidates: Sequence[int] = ()) -> Match:
+        if len(candidates) > MATCH_LOADS:
+            raise ValueError(f"the load of {len(candidates)} candidates; at most {MATCH_LOADS} are allowed")
         depths: dict[int, int] = {}
         for depth, block in enumerate(hashes[:MAX_MATCH_BLOCKS], start=1):
             depths.update(dict.fromkeys(self._holders.get(block, ()), depth))
-        return {incarnation: depth for incarnation, depth in depths.items() if self.is_live(incarnation)}
+        depths = {incarnation: depth for incarnation, depth in depths.items() if self.is_live(incarnation)}
+        deepest = sorted(depths, key=lambda incarnation: (-depths[incarnation], incarnation))[:MATCH_LOADS]
+        return Match(
+            depths=depths,
+            pending=self._pending_on(Boundaries.of(hashes)),
+            loads=self._loads_of([*deepest, *candidates]),
+        )
+
+    async def commit(self, commit: Commit) -> Mapping[int, int]:
+        return self._commit(commit)
+
+    def post(self, commit: Commit) -> None:
+        self._commit(commit)
+
+    async def exchange_loads(
+        self, proxy_id: str, own: Mapping[int, ProxyLoad], incarnations: Sequence[int]
+    ) -> Mapping[int, IncarnationLoad]:
+        for incarnation, load in own.items():
+            self._write_load(incarnation, proxy_writer(proxy_id), load)
+        return self._loads_of(incarnations)
 
     async def apply(self, incarnation: int, batch: int, stored: Sequence[int], removed: Sequence[int]) -> ApplyAnswer:
         if len(stored) + len(removed) > MAX_APPLY_HASHES:
@@ -73,7 +138,23 @@ class MemoryIndex(PrefixIndex):
             self._drop(incarnation, block)
         return ApplyAnswer(status="ok", index_id=self._index_id)
 
-    async def check_integrity(self) -> None:
+    async def sweep(self, keeper_id: str) -> SweepAnswer:
+        now_s = self._clock()
+        if keeper_id != self._keeper_id and now_s < self._keeper_until_s:
+            return SweepAnswer(status="other")
+        self._keeper_id, self._keeper_until_s = keeper_id, now_s + KEEPER_S
+        if now_s - self._swept_at_s > KEEPER_S:
+            self._watched_since_s = now_s
+        self._swept_at_s = now_s
+        if now_s - self._watched_since_s < DEAD_AFTER_S:
+            return SweepAnswer(status="idle")
+        dead = [incarnation for incarnation, end_s in self._lease_ends.items() if now_s - end_s > DEAD_AFTER_S]
+        removed_claims = sum(len(self._held[incarnation]) for incarnation in dead)
+        for incarnation in dead:
+            self._forget(incarnation)
+        return SweepAnswer(status="idle", dead_incarnations=len(dead), removed_claims=removed_claims)
+
+    async def check_integrity(self, most_claims: Mapping[int, int] = MappingProxyType({})) -> None:
         by_block = {(incarnation, block) for block, holders in self._holders.items() for incarnation in holders}
         by_incarnation = {(incarnation, block) for incarnation, blocks in self._held.items() for block in blocks}
         if by_block != by_incarnation:
@@ -82,6 +163,15 @@ class MemoryIndex(PrefixIndex):
             raise IntegrityError("a block without holders is kept")
         if not self._lease_ends.keys() == self._batches.keys() == self._held.keys():
             raise IntegrityError("leases, batch numbers and claims are not those of the same incarnations")
+        for incarnation, most in most_claims.items():
+            if len(self._held.get(incarnation, ())) > most:
+                raise IntegrityError(
+                    f"incarnation {incarnation} claims {len(self._held[incarnation])} blocks, its pool holds {most}"
+                )
+        if any(not 0 < len(entries) <= MOST_PENDING for entries in self._pending.values()):
+            raise IntegrityError(f"a block has no pending claim, or more than {MOST_PENDING}")
+        if not self._loads.keys() <= self._lease_ends.keys():
+            raise IntegrityError(f"the load of {self._loads.keys() - self._lease_ends.keys()} outlived the lease")
 
     def is_live(self, incarnation: int) -> bool:
         """Whether the incarnation holds a lease that has not run out."""
@@ -98,9 +188,91 @@ class MemoryIndex(PrefixIndex):
 
     def flush(self) -> None:
         """What FLUSHALL does: everything is gone, and ids go on."""
-        self._index_id = ""
-        for content in (self._lease_ends, self._batches, self._holders, self._held):
+        self._index_id = self._keeper_id = ""
+        self._keeper_until_s = self._swept_at_s = self._watched_since_s = float("-inf")
+        for content in (self._lease_ends, self._batches, self._holders, self._held, self._pending, self._loads):
             content.clear()
+
+    def _commit(self, commit: Commit) -> dict[int, int]:
+        others = self._pending_on(commit.boundaries, besides=commit.request_id)
+        for block in commit.boundaries.hashes:
+            self._write_pending(block, commit)
+        self._drop_expired_pending()
+        self._write_load(commit.incarnation, proxy_writer(commit.proxy_id), commit.load)
+        return others
+
+    def _pending_on(self, boundaries: Boundaries, besides: bytes = b"") -> dict[int, int]:
+        """Deepest boundary with a pending claim of each live incarnation; those of one request do not count."""
+        now_s = self._clock()
+        return {
+            incarnation: depth
+            for depth, block in zip(boundaries.depths, boundaries.hashes, strict=True)
+            for incarnation, entry in self._pending.get(block, {}).items()
+            if entry.end_s > now_s and entry.request_id != besides and self.is_live(incarnation)
+        }
+
+    def _write_pending(self, block: int, commit: Commit) -> None:
+        now_s = self._clock()
+        entries = {
+            incarnation: entry
+            for incarnation, entry in self._pending.pop(block, {}).items()
+            if entry.end_s > now_s and incarnation in self._lease_ends
+        }
+        here = entries.get(commit.incarnation)
+        is_own = here is not None and here.request_id == commit.request_id
+        if commit.verb == "place":
+            entries = {
+                incarnation: entry
+                for incarnation, entry in entries.items()
+                if incarnation != commit.incarnation and entry.request_id != commit.request_id
+            }
+            if commit.incarnation in self._lease_ends:
+                if len(entries) == MOST_PENDING:
+                    del entries[min(entries, key=lambda incarnation: entries[incarnation].end_s)]
+                entries[commit.incarnation] = _Pending(request_id=commit.request_id, end_s=now_s + PENDING_S)
+        elif here is not None and is_own:
+            del entries[commit.incarnation]
+            if commit.verb == "settle":
+                end_s = min(here.end_s, now_s + PENDING_SETTLED_S)
+                entries[commit.incarnation] = _Pending(request_id=commit.request_id, end_s=end_s)
+        if entries:
+            self._pending[block] = entries
+
+    def _drop_expired_pending(self) -> None:
+        """Whatever was not written for PENDING_S is gone, so that memory is bounded by what was placed since."""
+        now_s = self._clock()
+        while self._pending:
+            block, entries = next(iter(self._pending.items()))
+            if any(entry.end_s > now_s for entry in entries.values()):
+                return
+            del self._pending[block]
+
+    def _write_load(self, incarnation: int, writer: bytes, load: WorkerLoad | ProxyLoad) -> None:
+        if incarnation not in self._lease_ends:
+            return
+        now_ms = self._now_ms()
+        records = self._loads.get(incarnation, {})
+        versions = {writer: standing_version(record, now_ms) for writer, record in records.items()}
+        standing = versions.get(writer)
+        if standing is None or standing < load.version:
+            records = {writer: record for writer, record in records.items() if versions[writer] is not None}
+            end_ms = now_ms + round(LOAD_RECORD_S * 1_000)
+            records[writer] = stored_record(load.payload(), end_ms=end_ms, version=load.version)
+            self._loads[incarnation] = records
+
+    def _loads_of(self, incarnations: Sequence[int]) -> dict[int, IncarnationLoad]:
+        stored = {incarnation: stored_load(self._loads.get(incarnation, {})) for incarnation in incarnations}
+        return decode_loads(stored.items(), self._now_ms())
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1_000)
+
+    def _forget(self, incarnation: int) -> None:
+        """Everything but pending claims, which expire."""
+        for block in self._held.get(incarnation, ()):
+            self._drop(incarnation, block)
+        for content in (self._lease_ends, self._batches, self._held, self._loads):
+            content.pop(incarnation, None)
 
     def _drop(self, incarnation: int, block: int) -> None:
         holders = self._holders[block]

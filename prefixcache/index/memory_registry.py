@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from prefixcache.index.memory_index import MemoryIndex
 from prefixcache.registry import Registry, WorkerRecord
@@ -23,8 +23,8 @@ class MemoryRegistry(Registry):
         if self.records.get(record.worker_id) == record:
             del self.records[record.worker_id]
 
-    async def live_workers(self) -> Sequence[WorkerRecord]:
-        return [record for record in self.records.values() if self._is_live(record)]
+    async def workers(self) -> Mapping[WorkerRecord, bool]:
+        return {record: self._is_live(record) for record in self.records.values()}
 
     def _is_live(self, record: WorkerRecord) -> bool:
         index = self._indexes.get(record.namespace)

@@ -1,6 +1,6 @@
-"""Calls to one Redis: every one ends within its deadline, with its own reply or with IndexUnavailable.
+"""Calls to Redis that no request waits for: each over by its deadline, with its own reply or with IndexUnavailable.
 
-    caller ──── deadline (30 ms) ────► IndexUnavailable          the caller is gone, the call is not:
+    caller ──────── deadline ────────► IndexUnavailable          the caller is gone, the call is not:
     call   ── send ───────────────────────────── reply ─► pool   a late reply is read by the call that sent it,
            ── send ───────────────────────────────────────x      or, after 1 s, its connection is closed
 
@@ -16,14 +16,22 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+)
 
-from prefixcache.errors import ConfigError, IndexUnavailable
+from prefixcache.errors import IndexUnavailable
+from prefixcache.index import redis_errors
+from prefixcache.index.redis_url import read_redis_url
 from prefixcache.index.scripts import Script
 from prefixcache.limits import (
     INDEX_CONNECT_TIMEOUT_S,
@@ -36,27 +44,16 @@ Argument = bytes | str | int
 
 _LATE_LOOP_TURNS = 2
 """Turns of the loop from bytes in the socket to a finished call."""
-_URL_OPTIONS = {"db", "username", "password", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"}
-_URL_FORMS = "redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://... or unix:///PATH"
 
 
-def _pool_of(url: str) -> tuple[ConnectionPool, str]:
-    """The pool behind a URL and the place to name in messages. Raises ConfigError."""
-    try:
-        parts = urlsplit(url)
-        place = f"unix://{parts.path}" if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-    except ValueError as error:
-        raise ConfigError(f"the Redis URL is malformed ({error}); use {_URL_FORMS}") from error
-    if parts.scheme not in ("redis", "rediss", "unix") or not (
-        parts.path if parts.scheme == "unix" else parts.hostname
-    ):
-        raise ConfigError(f"the Redis URL has scheme {parts.scheme!r} or names no server; use {_URL_FORMS}")
-    unknown = sorted(set(parse_qs(parts.query, keep_blank_values=True)) - _URL_OPTIONS)
-    if unknown:
-        raise ConfigError(f"the Redis URL of {place} has the unknown option {unknown[0]!r}")
-    try:
-        pool = ConnectionPool.from_url(
-            url,
+class RedisClient:
+    """A pool of connections that open when they are needed; the server may be down, slow or restarted at any time."""
+
+    def __init__(self, url: str) -> None:
+        address = read_redis_url(url)
+        self.place = address.place
+        self._pool = ConnectionPool(
+            **address.connection_options(),
             max_connections=INDEX_CONNECTIONS,
             socket_connect_timeout=INDEX_CONNECT_TIMEOUT_S,
             # The client's own deadline bounds reads and writes: redis-py's costs a task and a timer a call, and the
@@ -66,16 +63,6 @@ def _pool_of(url: str) -> tuple[ConnectionPool, str]:
             protocol=2,
             driver_info=None,
         )
-    except ValueError as error:
-        raise ConfigError(f"the Redis URL of {place} is malformed: {error}") from error
-    return pool, place
-
-
-class RedisClient:
-    """A pool of connections that open when they are needed; the server may be down, slow or restarted at any time."""
-
-    def __init__(self, url: str) -> None:
-        self._pool, self.place = _pool_of(url)
         self._redis = Redis(connection_pool=self._pool)
         self._free = asyncio.Semaphore(INDEX_CONNECTIONS)
         self._closed = False
@@ -116,7 +103,11 @@ class RedisClient:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for command in commands:
                 pipeline.execute_command(*command)
-            return list(await pipeline.execute())
+            replies = list(await pipeline.execute(raise_on_error=False))
+        for reply in replies:
+            if isinstance(reply, RedisError):
+                raise reply  # As it came: redis-py's own raise quotes the command, and one of them holds the secret.
+        return replies
 
     async def _within(self, deadline_s: float, call: Callable[[], Awaitable[T]]) -> T:
         task: asyncio.Task[T] | None = None
@@ -134,14 +125,14 @@ class RedisClient:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if task is not None and task.cancelled() and current is not None and not current.cancelling():
-                raise IndexUnavailable(f"the connection to Redis at {self.place} is closed") from None
+                raise redis_errors.closed(self.place) from None
             raise
 
     def _start(self, call: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
         """Takes over one of the free connections until the call has ended."""
         if self._closed:
             self._free.release()
-            raise IndexUnavailable(f"the connection to Redis at {self.place} is closed")
+            raise redis_errors.closed(self.place)
         task = asyncio.get_running_loop().create_task(self._translated(call))
         self._calls.add(task)
         task.add_done_callback(self._ended)
@@ -153,26 +144,25 @@ class RedisClient:
             await asyncio.sleep(0)
             if task.done():
                 return task.result()
-        raise IndexUnavailable(self._no_answer(deadline_s))
+        raise redis_errors.no_answer(self.place, deadline_s)
 
     async def _translated(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
             async with asyncio.timeout(INDEX_WRITE_TIMEOUT_S):
                 return await call()
         except TimeoutError:
-            raise IndexUnavailable(self._no_answer(INDEX_WRITE_TIMEOUT_S)) from None
+            raise redis_errors.no_answer(self.place, INDEX_WRITE_TIMEOUT_S) from None
         except AuthenticationError as error:
-            raise IndexUnavailable(
-                f"Redis at {self.place} asks for a password, or for another one: "
-                f"give it in the URL, redis://:PASSWORD@HOST:PORT ({error})"
-            ) from error
+            raise redis_errors.wrong_password(self.place, error) from error
         except NoPermissionError as error:
-            raise IndexUnavailable(f"the Redis user at {self.place} lacks a permission: {error}") from error
+            raise redis_errors.no_permission(self.place, error) from error
+        except (ReadOnlyError, MasterDownError) as error:
+            # The name may lead to another server by now; a connection that stays would never find out.
+            with contextlib.suppress(RedisError, OSError):
+                await self._pool.disconnect(inuse_connections=False)
+            raise redis_errors.failed(self.place, error) from error
         except (RedisError, OSError) as error:
-            raise IndexUnavailable(f"Redis at {self.place} failed: {error}") from error
-
-    def _no_answer(self, waited_s: float) -> str:
-        return f"Redis at {self.place} gave no answer within {waited_s * 1e3:.0f} ms"
+            raise redis_errors.failed(self.place, error) from error
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._calls.discard(task)

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -31,19 +31,24 @@ class RedisRegistry(Registry):
         self._key = registry_key(key_prefix)
         self._clock = clock
         self._complained_at: float | None = None
+        self._contents: dict[str, tuple[WorkerRecord, bytes]] = {}
+        """What was read last: a record that another version wrote is withdrawn with the fields unknown here."""
 
     async def announce(self, record: WorkerRecord, *, replace: bool = True) -> None:
         command, content = "HSET" if replace else "HSETNX", msgspec.json.encode(record)
         await self._client.command(command, self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
 
     async def withdraw(self, record: WorkerRecord) -> None:
-        content = msgspec.json.encode(record)
+        read, content = self._contents.get(record.worker_id, (None, b""))
+        if read != record:
+            content = msgspec.json.encode(record)
         await self._client.run(scripts.WITHDRAW, self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
 
-    async def live_workers(self) -> Sequence[WorkerRecord]:
+    async def workers(self) -> Mapping[WorkerRecord, bool]:
         contents = await self._client.command("HGETALL", self._key, deadline_s=INDEX_WRITE_TIMEOUT_S)
         by_namespace: dict[str, list[WorkerRecord]] = defaultdict(list)
         malformed: list[str] = []
+        self._contents = {}
         for worker_id, content in contents.items():
             try:
                 record = _decode(worker_id, content)
@@ -51,25 +56,25 @@ class RedisRegistry(Registry):
                 malformed.append(f"{worker_id!r} ({error})")
             else:
                 by_namespace[record.namespace].append(record)
+                self._contents[record.worker_id] = (record, content)
         if malformed:
             self._complain(malformed)
-        return await self._with_lease(by_namespace)
+        return await self._leases_of(by_namespace)
 
-    async def _with_lease(self, by_namespace: dict[str, list[WorkerRecord]]) -> list[WorkerRecord]:
+    async def _leases_of(self, by_namespace: dict[str, list[WorkerRecord]]) -> dict[WorkerRecord, bool]:
         if not by_namespace:
-            return []
+            return {}
         commands: list[list[str | int]] = [["TIME"]]
         for namespace, records in by_namespace.items():
             live = NamespaceKeys(key_prefix=self._key_prefix, namespace=namespace).live
             commands.append(["ZMSCORE", live, *(record.incarnation for record in records)])
         (seconds, microseconds), *leases = await self._client.commands(commands, deadline_s=INDEX_WRITE_TIMEOUT_S)
         now_ms = seconds * 1_000 + microseconds // 1_000
-        return [
-            record
+        return {
+            record: expiry is not None and expiry > now_ms
             for records, expiries in zip(by_namespace.values(), leases, strict=True)
             for record, expiry in zip(records, expiries, strict=True)
-            if expiry is not None and expiry > now_ms
-        ]
+        }
 
     def _complain(self, malformed: list[str]) -> None:
         now = self._clock()

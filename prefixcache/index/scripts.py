@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
+from prefixcache.index.base import MOST_PENDING, REQUEST_ID_BYTES
 from prefixcache.index.keys import FIRST_BITS, INCARNATION_BITS, INLINE_CLAIMS, LONG_CLAIMS
+from prefixcache.limits import LOAD_KEY_S, LOAD_RECORD_S, MATCH_LOADS
+from prefixcache.load import HEAD_BYTES, RECORD_FORMAT, WRITER_BYTES
 
 _CONSTANTS = f"""\
 local FIRST_BITS, INCARNATION_BITS = {FIRST_BITS}, {INCARNATION_BITS}
 local INLINE_CLAIMS, LONG_CLAIMS = {INLINE_CLAIMS}, {LONG_CLAIMS}
+local MATCH_LOADS, RECORD_FORMAT = {MATCH_LOADS}, {RECORD_FORMAT}
+local WRITER_BYTES, HEAD_BYTES = {WRITER_BYTES}, {HEAD_BYTES}
+local LOAD_RECORD_MS, LOAD_KEY_MS = {round(LOAD_RECORD_S * 1_000)}, '{round(LOAD_KEY_S * 1_000)}'
+local REQUEST_ID_BYTES, PENDING_BYTES, MOST_PENDING = {REQUEST_ID_BYTES}, {12 + REQUEST_ID_BYTES}, {MOST_PENDING}
 """
 
 
@@ -25,16 +32,26 @@ class Script:
     """The name under which EVALSHA finds it."""
 
 
-def _compose(name: str, *parts: str) -> Script:
+_WRITES_WITHOUT_MEMORY = "#!lua flags=allow-oom\n"
+"""Leases and loads are bounded by the number of processes: a server that is full must not take its workers for gone."""
+
+
+def _compose(name: str, *parts: str, head: str = "") -> Script:
     folder = resources.files(__package__) / "scripts"
     texts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in (*parts, name)]
-    text = "\n".join((_CONSTANTS, *texts))
+    text = head + "\n".join((_CONSTANTS, *texts))
     return Script(name=name, text=text, sha1=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 REGISTER: Final = _compose("register", "preamble")
-RENEW: Final = _compose("renew", "preamble")
-RETIRE: Final = _compose("retire", "preamble")
+RENEW: Final = _compose("renew", "preamble", "loads", head=_WRITES_WITHOUT_MEMORY)
+RETIRE: Final = _compose("retire", "preamble", "loads")
+COMMIT: Final = _compose("commit", "preamble", "loads")
+EXCHANGE_LOADS: Final = _compose("exchange_loads", "preamble", "loads", head=_WRITES_WITHOUT_MEMORY)
 MATCH: Final = _compose("match", "preamble", "buckets")
 APPLY: Final = _compose("apply", "preamble", "buckets")
+SWEEP: Final = _compose("sweep", "preamble", "buckets")
 WITHDRAW: Final = _compose("withdraw")
+
+ALL: Final = tuple(value for value in list(globals().values()) if isinstance(value, Script))
+"""Every script above; a new one is in it by standing above."""

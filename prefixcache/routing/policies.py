@@ -6,10 +6,12 @@ import random
 from collections.abc import Callable, Mapping
 
 from prefixcache.routing.base import Policy
+from prefixcache.routing.eta import Eta
 from prefixcache.routing.longest_prefix import LongestPrefix
 
 POLICIES: Mapping[str, Callable[[random.Random], Policy]] = {
+    Eta.name: Eta,
     LongestPrefix.name: LongestPrefix,
 }
 
-DEFAULT_POLICY = LongestPrefix.name
+DEFAULT_POLICY = Eta.name

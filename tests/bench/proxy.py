@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.bench.report import Floor, report
+from tests.bench.report import Floor, Table, report
 from tests.support.prompts import filler
 from tests.support.stack import RunningStack, running_stack
 
@@ -78,10 +78,11 @@ def main() -> None:
                 )
             assert cold["prompt_tokens_details"]["cached_tokens"] == 0, "the first chat of a round must be cold"
     uncached_share = max(1 - int(str(row["cached"])) / int(str(row["prompt"])) for row in rows)
+    table = Table(title="TTFT of a chat whose system prompt is new, and of two that share it", rows=rows)
+    table.show()
     report(
         "proxy",
-        ["round", "prompt", "cached", "same worker", "cold TTFT s", "cached TTFT s", "ratio"],
-        rows,
+        [table],
         [
             Floor(what="median cached TTFT / cold TTFT", value=statistics.median(ratios), most=TTFT_RATIO_FLOOR),
             Floor(what="largest uncached share", value=uncached_share, most=1 - CACHED_SHARE_FLOOR),

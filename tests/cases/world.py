@@ -72,7 +72,7 @@ class World:
         root = model.root_hash(seed=self.proxy.app[SECRET].seed, cache_salt="")
         geometry = model.geometry
         hashes = block_hashes(root, pack_tokens(prompt), geometry.block_size)
-        return bool(await model.index.match(index_hashes(hashes, geometry.stride)))
+        return bool((await model.index.match(index_hashes(hashes, geometry.stride))).depths)
 
     def output(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """What a correct engine draws greedily after a prompt that no script knows."""
@@ -101,12 +101,13 @@ async def open_world(
     max_model_len: int = 2048,
     step_delay_s: float = 0.0,
     script: Script | None = None,
+    match_deadline_s: float = MATCH_DEADLINE_S,
 ) -> AsyncIterator[World]:
     """Ends with the integrity of every pool and of the index checked."""
     files = files or tiny_tokenizer_files()
     renderer = Renderer(files)
     prompts = Prompts(script=script)
-    async with RedisStore.open(valkey.url, match_deadline_s=MATCH_DEADLINE_S) as store, AsyncExitStack() as stack:
+    async with RedisStore.open(valkey.url, match_deadline_s=match_deadline_s) as store, AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(
                 running_worker(

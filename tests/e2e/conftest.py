@@ -9,6 +9,9 @@ import pytest
 
 from prefixcache.demo.model import ensure_demo_model
 from tests.support.stack import RunningStack, running_stack
+from tests.support.valkey import valkey, valkey_process
+
+__all__ = ["valkey", "valkey_process"]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import secrets
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,12 +13,15 @@ import msgspec
 import pytest
 
 from prefixcache.errors import ConfigError, IndexUnavailable
+from prefixcache.index.base import Match
 from prefixcache.index.redis_client import RedisClient
 from prefixcache.index.redis_registry import RedisRegistry
 from prefixcache.registry import Registry, WorkerRecord
 from prefixcache.store import RedisStore
+from tests.support.index_commits import PROXY_ONE, commit_of
 from tests.support.memory_store import MemoryStore
 from tests.support.valkey import Server
+from tests.support.waiting import eventually
 
 NAMESPACE = "0123456789abcdef"
 
@@ -66,6 +72,27 @@ async def any_store(request: pytest.FixtureRequest, valkey: Server) -> AsyncIter
             yield store
 
 
+async def test_secret_that_stands_is_read_from_a_server_without_memory(any_server: Server, store: RedisStore) -> None:
+    standing = await store.deployment_secret(None)
+    any_server.command("CONFIG", "SET", "maxmemory", 1)
+    try:
+        assert await store.deployment_secret(None) == standing
+    finally:
+        any_server.command("CONFIG", "SET", "maxmemory", 0)
+
+
+async def test_refused_write_of_the_secret_does_not_tell_it(any_server: Server, store: RedisStore) -> None:
+    """The message goes into the log."""
+    secret = secrets.token_hex(16)
+    any_server.command("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(IndexUnavailable, match="maxmemory") as raised:
+            await store.deployment_secret(secret.encode())
+    finally:
+        any_server.command("CONFIG", "SET", "maxmemory", 0)
+    assert secret not in "".join(traceback.format_exception(raised.value))
+
+
 async def test_every_call_finds_an_absent_server_unavailable() -> None:
     async with RedisStore.open("unix:///nowhere/valkey.sock") as store:
         index, registry = store.index(NAMESPACE), store.registry()
@@ -77,6 +104,9 @@ async def test_every_call_finds_an_absent_server_unavailable() -> None:
             index.retire(1),
             index.match([1]),
             index.apply(1, 1, [1], []),
+            index.commit(commit_of("place", 1, [1], 1)),
+            index.exchange_loads(PROXY_ONE, {}, [1]),
+            index.sweep("keeper"),
             index.check_integrity(),
             registry.announce(record("w", 1)),
             registry.withdraw(record("w", 1)),
@@ -85,6 +115,8 @@ async def test_every_call_finds_an_absent_server_unavailable() -> None:
         for call in calls:
             with pytest.raises(IndexUnavailable, match="/nowhere"):
                 await call
+        index.post(commit_of("release", 1, [1], 1))
+        assert not store.index_available
 
 
 @pytest.mark.parametrize("key_prefix", ["", "a{b}"])
@@ -102,13 +134,32 @@ async def test_namespaces_and_deployments_do_not_see_each_other(any_server: Serv
     one, other = store.index(NAMESPACE), store.index("fedcba9876543210")
     incarnation = (await one.register()).incarnation
     await one.apply(incarnation, 1, [1], [])
-    assert await other.match([1]) == {}
+    assert await other.match([1]) == Match()
     async with RedisStore.open(any_server.url, key_prefix="another", match_deadline_s=1.0) as another:
-        assert await another.index(NAMESPACE).match([1]) == {}
+        assert await another.index(NAMESPACE).match([1]) == Match()
         assert await another.deployment_secret(b"a") == b"a"
     assert await store.deployment_secret(b"b") == b"b"
     await one.check_integrity()
     await other.check_integrity()
+
+
+async def test_index_is_available_while_calls_on_the_path_of_a_request_are_answered(
+    any_server: Server,
+) -> None:
+    async with RedisStore.open(any_server.url) as store:
+        assert store.index_available
+        with any_server.paused():
+            with pytest.raises(IndexUnavailable, match="30 ms"):
+                await store.index(NAMESPACE).match([1])
+            assert not store.index_available
+        await eventually(lambda: store.index_available)
+    assert not store.index_available
+
+
+async def test_calls_of_all_namespaces_share_one_connection(any_server: Server, store: RedisStore) -> None:
+    indexes = [store.index(f"{number:016x}") for number in range(20)]
+    await asyncio.gather(*(index.match([1]) for index in indexes))
+    assert any_server.command("CLIENT", "LIST").count(b"cmd=evalsha") == 1
 
 
 async def test_ping(store: RedisStore) -> None:

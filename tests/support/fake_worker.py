@@ -34,6 +34,8 @@ from prefixcache.protocol import (
     FrameReader,
     Generate,
     Hello,
+    Prove,
+    ProxyFrame,
     Started,
     Step,
     StepEntry,
@@ -44,6 +46,7 @@ from prefixcache.protocol import (
 )
 from prefixcache.registry import WorkerRecord
 from prefixcache.rendering.tokenizer_files import TokenizerFiles
+from prefixcache.worker_token import Exchange, new_nonce
 from tests.support.memory_store import MemoryStore
 from tests.support.tiny_tokenizer import TINY_EOS_ID, tiny_tokenizer_files
 
@@ -110,6 +113,9 @@ class FakeWorker:
     hello_namespace: str | None = None
     """Another namespace to claim in the hello."""
     answers_aborts: bool = True
+    token: bytes | None = None
+    proofs: list[bytes] = field(default_factory=list)
+    """What proxies proved; not checked."""
     served_files: dict[str, bytes] | None = None
     """What GET /tokenizer/files gives instead of the true files."""
     generates: list[Generate] = field(default_factory=list)
@@ -260,8 +266,6 @@ class FakeWorker:
 
     async def _serve_protocol(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
-        space = self.hello_namespace or self.record.namespace
-        _write(writer, Hello(namespace=space, incarnation=self.record.incarnation))
         self._writers.add(writer)
         frames = FrameReader()
         data = first
@@ -273,8 +277,30 @@ class FakeWorker:
         finally:
             self._writers.discard(writer)
 
-    def _take(self, frame: Hello | Generate | Abort | None, writer: asyncio.StreamWriter) -> None:
+    def _hello(self, theirs: Hello) -> Hello:
+        space = self.hello_namespace or self.record.namespace
+        if self.token is None:
+            return Hello(namespace=space, incarnation=self.record.incarnation)
+        exchange = Exchange(
+            token=self.token,
+            namespace=space,
+            address=self.record.address,
+            proxy_nonce=theirs.nonce,
+            worker_nonce=new_nonce(),
+        )
+        return Hello(
+            namespace=space,
+            incarnation=self.record.incarnation,
+            nonce=exchange.worker_nonce,
+            proof=exchange.proof("worker"),
+        )
+
+    def _take(self, frame: ProxyFrame | None, writer: asyncio.StreamWriter) -> None:
         match frame:
+            case Hello():
+                _write(writer, self._hello(frame))
+            case Prove():
+                self.proofs.append(frame.proof)
             case Generate():
                 self.generates.append(frame)
                 request = _Request(frame, writer)

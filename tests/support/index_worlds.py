@@ -24,15 +24,22 @@ class World(Protocol):
     def flush(self) -> None:
         """FLUSHALL."""
 
+    def let_pass(self, passed_s: float) -> None:
+        """Makes everything that is stored so much older."""
+
 
 class MemoryWorld:
     name = "memory"
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, lease_s: float = LEASE_S) -> None:
-        self.index = MemoryIndex(clock=clock, lease_s=lease_s)
+        self._passed_s = 0.0
+        self.index = MemoryIndex(clock=lambda: clock() + self._passed_s, lease_s=lease_s)
 
     def expire(self, incarnation: int) -> None:
         self.index.expire(incarnation)
 
     def flush(self) -> None:
         self.index.flush()
+
+    def let_pass(self, passed_s: float) -> None:
+        self._passed_s += passed_s

@@ -3,7 +3,7 @@
 store = MemoryStore(clock=clock)           one content, as one Redis would have it
 index = store.index(namespace)             FaultyIndex
 registry = store.registry()                FaultyRegistry over the same leases
-store.fail_next(3)                         the next three calls raise IndexUnavailable
+store.fail_next(3)                         the next three calls raise IndexUnavailable; a post is forgotten instead
 store.unavailable = True                   all calls do, until it is False again
 """
 
@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from prefixcache.errors import IndexUnavailable
-from prefixcache.index.base import ApplyAnswer, Registration
+from prefixcache.index.base import ApplyAnswer, Commit, Match, Registration, SweepAnswer
 from prefixcache.index.memory_index import MemoryIndex
 from prefixcache.index.memory_registry import MemoryRegistry
 from prefixcache.limits import LEASE_S
+from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad
 from prefixcache.registry import WorkerRecord
 
 
@@ -37,11 +38,19 @@ class Faults:
         """Gives way to other tasks, as a call over a socket does."""
         self.num_calls += 1
         await asyncio.sleep(0)
+        if (fault := self._next_fault()) is not None:
+            raise IndexUnavailable(fault)
+
+    def passes(self) -> bool:
+        """The same for a call that nobody waits for."""
+        self.num_calls += 1
+        return self._next_fault() is None
+
+    def _next_fault(self) -> str | None:
         if self._to_fail:
             self._to_fail -= 1
-            raise IndexUnavailable("scripted fault")
-        if self.unavailable:
-            raise IndexUnavailable("scripted outage")
+            return "scripted fault"
+        return "scripted outage" if self.unavailable else None
 
 
 class FaultyIndex(MemoryIndex):
@@ -61,21 +70,39 @@ class FaultyIndex(MemoryIndex):
         await self.faults.pass_or_fail()
         return await super().register()
 
-    async def renew(self, incarnation: int) -> bool:
+    async def renew(self, incarnation: int, load: WorkerLoad | None = None) -> bool:
         await self.faults.pass_or_fail()
-        return await super().renew(incarnation)
+        return await super().renew(incarnation, load)
 
     async def retire(self, incarnation: int) -> None:
         await self.faults.pass_or_fail()
         await super().retire(incarnation)
 
-    async def match(self, hashes: Sequence[int]) -> Mapping[int, int]:
+    async def match(self, hashes: Sequence[int], *, candidates: Sequence[int] = ()) -> Match:
         await self.faults.pass_or_fail()
-        return await super().match(hashes)
+        return await super().match(hashes, candidates=candidates)
+
+    async def commit(self, commit: Commit) -> Mapping[int, int]:
+        await self.faults.pass_or_fail()
+        return await super().commit(commit)
+
+    def post(self, commit: Commit) -> None:
+        if self.faults.passes():
+            super().post(commit)
+
+    async def exchange_loads(
+        self, proxy_id: str, own: Mapping[int, ProxyLoad], incarnations: Sequence[int]
+    ) -> Mapping[int, IncarnationLoad]:
+        await self.faults.pass_or_fail()
+        return await super().exchange_loads(proxy_id, own, incarnations)
 
     async def apply(self, incarnation: int, batch: int, stored: Sequence[int], removed: Sequence[int]) -> ApplyAnswer:
         await self.faults.pass_or_fail()
         return await super().apply(incarnation, batch, stored, removed)
+
+    async def sweep(self, keeper_id: str) -> SweepAnswer:
+        await self.faults.pass_or_fail()
+        return await super().sweep(keeper_id)
 
 
 class FaultyRegistry(MemoryRegistry):
@@ -93,9 +120,9 @@ class FaultyRegistry(MemoryRegistry):
         await self.faults.pass_or_fail()
         await super().withdraw(record)
 
-    async def live_workers(self) -> Sequence[WorkerRecord]:
+    async def workers(self) -> Mapping[WorkerRecord, bool]:
         await self.faults.pass_or_fail()
-        return await super().live_workers()
+        return await super().workers()
 
 
 class MemoryStore:
@@ -116,6 +143,10 @@ class MemoryStore:
     @unavailable.setter
     def unavailable(self, value: bool) -> None:
         self.faults.unavailable = value
+
+    @property
+    def index_available(self) -> bool:
+        return not self.faults.unavailable
 
     def fail_next(self, calls: int) -> None:
         self.faults.fail_next(calls)

@@ -89,7 +89,11 @@ def text_of(events: list[Any]) -> str:
 
 @asynccontextmanager
 async def running_proxy(
-    store: Store, *, secret: bytes | None = None, cors_origins: tuple[str, ...] = ()
+    store: Store,
+    *,
+    secret: bytes | None = None,
+    worker_token: bytes | None = None,
+    cors_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[RunningProxy]:
     """A proxy over `store`, which the caller owns."""
 
@@ -98,7 +102,10 @@ async def running_proxy(
         yield store
 
     policy = POLICIES[DEFAULT_POLICY](random.Random(0))
-    app = create_app(AppParts(open_store=open_store, policy=policy, secret=secret, cors_origins=cors_origins))
+    parts = AppParts(
+        open_store=open_store, policy=policy, secret=secret, worker_token=worker_token, cors_origins=cors_origins
+    )
+    app = create_app(parts)
     async with (
         serving(app, host="127.0.0.1", port=0) as url,
         httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False) as client,

@@ -7,18 +7,22 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from prefixcache.protocol import (
+    MAJOR,
+    MINOR,
     Beat,
     End,
     Fail,
     Frame,
     FrameReader,
     Hello,
+    Prove,
     Step,
     StepEntry,
     WorkerFrame,
     decode_from_worker,
     encode,
 )
+from prefixcache.worker_token import Exchange, new_nonce
 
 TIMEOUT_S = 5.0
 
@@ -57,14 +61,25 @@ class StreamClient:
             assert frame is not None
             self.received.append(frame)
 
-    async def hello(self, namespace: str) -> Hello:
+    async def hello(self, namespace: str, nonce: bytes = b"") -> Hello:
         """Exchanges hellos and returns the worker's."""
-        self.send(Hello(namespace=namespace))
+        self.send(Hello(major=MAJOR, minor=MINOR, namespace=namespace, nonce=nonce))
         while not self.received:
+            assert not self.is_closed, "closed without a hello"
             await self._receive()
         answer = self.received[0]
         assert isinstance(answer, Hello), answer
         return answer
+
+    async def exchange(self, namespace: str, token: bytes, address: str) -> Exchange:
+        """Exchanges hellos and checks the worker's proof; ours is still to be sent."""
+        nonce = new_nonce()
+        hello = await self.hello(namespace, nonce)
+        exchange = Exchange(
+            token=token, namespace=namespace, address=address, proxy_nonce=nonce, worker_nonce=hello.nonce
+        )
+        exchange.check("worker", hello.proof)
+        return exchange
 
     def ending(self, request_id: str) -> End | Fail | None:
         return next((f for f in self.received if isinstance(f, End | Fail) and f.id == request_id), None)
@@ -108,12 +123,17 @@ class StreamClient:
 
 
 @asynccontextmanager
-async def connected(address: str, *, namespace: str | None = None) -> AsyncIterator[StreamClient]:
-    """A connection to HOST:PORT; with a namespace the hellos are exchanged already."""
+async def connected(
+    address: str, *, namespace: str | None = None, token: bytes | None = None
+) -> AsyncIterator[StreamClient]:
+    """A connection to HOST:PORT; with a namespace the hellos are exchanged already, and the token is proven."""
     host, _, port = address.rpartition(":")
     client = StreamClient(*await asyncio.open_connection(host, int(port)))
     try:
-        if namespace is not None:
+        if namespace is not None and token is not None:
+            exchange = await client.exchange(namespace, token, address)
+            client.send(Prove(proof=exchange.proof("proxy")))
+        elif namespace is not None:
             await client.hello(namespace)
         yield client
     finally:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Protocol
 
 from prefixcache.index.base import PrefixIndex
+from prefixcache.limits import INDEX_CHECK_S
 from prefixcache.registry import Registry, WorkerRecord
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_runner import ScriptedRunner
@@ -68,6 +69,8 @@ async def running_worker(
     tokenizer: ServedTokenizer | None = None,
     stop_token_ids: tuple[int, ...] = (0,),
     reannounce_jitter_s: float = 0.0,
+    index_check_s: float = INDEX_CHECK_S,
+    worker_token: bytes | None = None,
 ) -> AsyncIterator[RunningWorker]:
     """Yields once the worker is registered in `store` (a fresh MemoryStore if none is given).
 
@@ -93,6 +96,8 @@ async def running_worker(
         random=Random(0),
         checks_integrity=True,
         reannounce_jitter_s=reannounce_jitter_s,
+        index_check_s=index_check_s,
+        worker_token=worker_token,
     ) as worker:
         try:
             await worker.publisher.registered()

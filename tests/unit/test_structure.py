@@ -18,10 +18,17 @@ PACKAGES = ("prefixcache", "proxy", "worker")
 
 LAYERS = (
     ("prefixcache.types", "prefixcache.errors", "prefixcache.limits", "prefixcache.cpu"),
-    ("prefixcache.hashing", "prefixcache.protocol", "prefixcache.metrics", "prefixcache.config"),
+    (
+        "prefixcache.hashing",
+        "prefixcache.protocol",
+        "prefixcache.worker_token",
+        "prefixcache.metrics",
+        "prefixcache.config",
+        "prefixcache.load",
+    ),
     ("prefixcache.registry",),
     ("prefixcache.index", "prefixcache.rendering", "prefixcache.routing"),
-    ("prefixcache.store",),
+    ("prefixcache.store", "prefixcache.keeper"),
     ("prefixcache.demo",),
     ("prefixcache.cli",),
 )

@@ -1,7 +1,7 @@
 -- Head of every script. KEYS[1] is the namespace's meta key: it routes the call, and every other key is built from it,
 -- so that all keys of a script carry one hash tag.
 local META = KEYS[1]
-local BASE = string.match(META, '^(.*):meta$')
+local BASE = string.sub(META, 1, -1 - #':meta')
 local LIVE, BATCHES, CLAIMS_HELD = BASE .. ':live', BASE .. ':seq', BASE .. ':n'
 
 local function now_ms()

@@ -1,4 +1,4 @@
-"""What every prefix index does, whatever it is made of."""
+"""What every prefix index does with claims, leases and batches, whatever it is made of."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CHAIN = [0x1111111111111111, 0x2222222222222222, 0x3333333333333333, 0x444444444
 
 
 async def test_empty_index_matches_nothing(world: World) -> None:
-    assert await world.index.match(CHAIN) == {}
-    assert await world.index.match([]) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
+    assert (await world.index.match([])).depths == {}
 
 
 async def test_match_is_the_depth_of_the_deepest_claim(world: World) -> None:
@@ -21,24 +21,24 @@ async def test_match_is_the_depth_of_the_deepest_claim(world: World) -> None:
     two = (await world.index.register()).incarnation
     await world.index.apply(one, 1, CHAIN[:2], [])
     await world.index.apply(two, 1, CHAIN, [])
-    assert await world.index.match(CHAIN) == {one: 2, two: 5}
-    assert await world.index.match(CHAIN[:1]) == {one: 1, two: 1}
-    assert await world.index.match([1, 2, 3]) == {}
+    assert (await world.index.match(CHAIN)).depths == {one: 2, two: 5}
+    assert (await world.index.match(CHAIN[:1])).depths == {one: 1, two: 1}
+    assert (await world.index.match([1, 2, 3])).depths == {}
 
 
 async def test_lost_claims_before_the_deepest_one_cost_nothing(world: World) -> None:
     one = (await world.index.register()).incarnation
     await world.index.apply(one, 1, [CHAIN[0], CHAIN[3]], [])
-    assert await world.index.match(CHAIN) == {one: 4}
+    assert (await world.index.match(CHAIN)).depths == {one: 4}
 
 
 async def test_removed_claims_are_not_matched(world: World) -> None:
     one = (await world.index.register()).incarnation
     await world.index.apply(one, 1, CHAIN, [])
     await world.index.apply(one, 2, [], CHAIN[3:])
-    assert await world.index.match(CHAIN) == {one: 3}
+    assert (await world.index.match(CHAIN)).depths == {one: 3}
     await world.index.apply(one, 3, [], CHAIN[:3])
-    assert await world.index.match(CHAIN) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
 
 
 async def test_adding_twice_and_removing_nothing_are_no_errors(world: World) -> None:
@@ -46,15 +46,15 @@ async def test_adding_twice_and_removing_nothing_are_no_errors(world: World) -> 
     for batch in (1, 2):
         answer = await world.index.apply(one, batch, [CHAIN[0], CHAIN[0]], [CHAIN[4], CHAIN[4]])
         assert answer.status == "ok"
-    assert await world.index.match(CHAIN) == {one: 1}
+    assert (await world.index.match(CHAIN)).depths == {one: 1}
     await world.index.apply(one, 3, [], CHAIN[:1])
-    assert await world.index.match(CHAIN) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
 
 
 async def test_hash_both_stored_and_removed_in_one_batch_is_removed(world: World) -> None:
     one = (await world.index.register()).incarnation
     await world.index.apply(one, 1, CHAIN[:2], CHAIN[1:2])
-    assert await world.index.match(CHAIN) == {one: 1}
+    assert (await world.index.match(CHAIN)).depths == {one: 1}
 
 
 async def test_resent_batch_is_old_and_changes_nothing(world: World) -> None:
@@ -63,7 +63,7 @@ async def test_resent_batch_is_old_and_changes_nothing(world: World) -> None:
     await world.index.apply(one, 1, CHAIN[:2], [])
     answer = await world.index.apply(one, 1, CHAIN[2:], CHAIN[:1])
     assert (answer.status, answer.index_id) == ("old", registration.index_id)
-    assert await world.index.match(CHAIN) == {one: 2}
+    assert (await world.index.match(CHAIN)).depths == {one: 2}
 
 
 async def test_batch_after_a_lost_one_is_a_gap_and_changes_nothing(world: World) -> None:
@@ -71,7 +71,7 @@ async def test_batch_after_a_lost_one_is_a_gap_and_changes_nothing(world: World)
     one = registration.incarnation
     answer = await world.index.apply(one, 2, CHAIN, [])
     assert (answer.status, answer.index_id) == ("gap", registration.index_id)
-    assert await world.index.match(CHAIN) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
     assert (await world.index.apply(one, 1, CHAIN[:1], [])).status == "ok"
 
 
@@ -81,7 +81,7 @@ async def test_unknown_incarnation_is_dead(world: World) -> None:
     assert (answer.status, answer.index_id) == ("dead", registration.index_id)
     assert not await world.index.renew(registration.incarnation + 1)
     await world.index.retire(registration.incarnation + 1)
-    assert await world.index.match(CHAIN) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
 
 
 async def test_expired_lease_hides_and_a_renewal_brings_back(world: World) -> None:
@@ -90,34 +90,34 @@ async def test_expired_lease_hides_and_a_renewal_brings_back(world: World) -> No
     await world.index.apply(one, 1, CHAIN, [])
     await world.index.apply(two, 1, CHAIN[:1], [])
     world.expire(one)
-    assert await world.index.match(CHAIN) == {two: 1}
+    assert (await world.index.match(CHAIN)).depths == {two: 1}
     assert (await world.index.apply(one, 2, [], CHAIN[4:])).status == "ok"
     assert await world.index.renew(one)
-    assert await world.index.match(CHAIN) == {one: 4, two: 1}
+    assert (await world.index.match(CHAIN)).depths == {one: 4, two: 1}
 
 
 async def test_retired_incarnation_is_never_matched_again(world: World) -> None:
     one = (await world.index.register()).incarnation
     await world.index.apply(one, 1, CHAIN, [])
     await world.index.retire(one)
-    assert await world.index.match(CHAIN) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
     assert not await world.index.renew(one)
     assert (await world.index.apply(one, 2, CHAIN, [])).status == "dead"
-    assert await world.index.match(CHAIN) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
 
 
 async def test_flush_gives_another_index_id_and_kills_every_incarnation(world: World) -> None:
     before = await world.index.register()
     await world.index.apply(before.incarnation, 1, CHAIN, [])
     world.flush()
-    assert await world.index.match(CHAIN) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
     assert not await world.index.renew(before.incarnation)
     answer = await world.index.apply(before.incarnation, 2, CHAIN, [])
     assert answer.status == "dead"
     assert answer.index_id != before.index_id
     after = await world.index.register()
     assert after.index_id != before.index_id
-    assert await world.index.match(CHAIN) == {}
+    assert (await world.index.match(CHAIN)).depths == {}
 
 
 async def test_ids_are_never_given_twice(world: World) -> None:
@@ -150,9 +150,9 @@ async def test_block_with_many_holders(world: World, workers: int) -> None:
     shuffled.shuffle(incarnations)
     for incarnation in incarnations:
         await world.index.apply(incarnation, 1, CHAIN[:1], [])
-    assert await world.index.match(CHAIN) == dict.fromkeys(incarnations, 1)
+    assert (await world.index.match(CHAIN)).depths == dict.fromkeys(incarnations, 1)
     shuffled.shuffle(incarnations)
     while incarnations:
         await world.index.apply(incarnations.pop(), 2, [], CHAIN[:1])
-        assert await world.index.match(CHAIN) == dict.fromkeys(incarnations, 1)
+        assert (await world.index.match(CHAIN)).depths == dict.fromkeys(incarnations, 1)
         await world.index.check_integrity()

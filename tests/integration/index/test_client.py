@@ -13,12 +13,17 @@ from prefixcache.errors import IndexUnavailable
 from prefixcache.index import redis_client
 from prefixcache.index.redis_client import RedisClient
 from prefixcache.limits import INDEX_CONNECTIONS, INDEX_DEADLINE_S, INDEX_WRITE_TIMEOUT_S
+from prefixcache.load import ProxyLoad, WorkerLoad
 from tests.integration.index.worlds import KEYS, redis_world
+from tests.support.index_commits import PROXY_ONE, commit_of
 from tests.support.seeds import seeded
 from tests.support.valkey import Server
 from tests.support.waiting import eventually
 
 PATIENT_S = 5.0
+WORKER_LOAD = WorkerLoad(
+    version=1, rest_s=1.0, prefill_rate=1.0, inter_token_latency_s=0.0, available_blocks=1, oldest_age_s=0.0
+)
 
 
 @asynccontextmanager
@@ -175,7 +180,7 @@ async def test_forgotten_scripts_are_sent_again(any_server: Server) -> None:
         one = (await world.index.register()).incarnation
         await world.index.apply(one, 1, [1, 2], [])
         any_server.command("SCRIPT", "FLUSH")
-        assert await world.index.match([1, 2]) == {one: 2}
+        assert (await world.index.match([1, 2])).depths == {one: 2}
         assert (await world.index.apply(one, 2, [3], [])).status == "ok"
 
 
@@ -219,11 +224,42 @@ async def test_batch_refused_for_lack_of_memory_leaves_nothing_behind(any_server
         try:
             with pytest.raises(IndexUnavailable, match="maxmemory"):
                 await world.index.apply(one, 2, [2, 3], [1])
-            assert await world.index.match([1, 2, 3]) == {one: 1}
+            assert (await world.index.match([1, 2, 3])).depths == {one: 1}
         finally:
             any_server.command("CONFIG", "SET", "maxmemory", 0)
         assert (await world.index.apply(one, 2, [2, 3], [1])).status == "ok"
-        assert await world.index.match([1, 2, 3]) == {one: 3}
+        assert (await world.index.match([1, 2, 3])).depths == {one: 3}
+
+
+async def test_server_without_memory_keeps_its_workers_and_their_load(any_server: Server) -> None:
+    """Leases and loads are written all the same: all leases gone at once would be nobody's death."""
+    async with redis_world(any_server) as world:
+        one = (await world.index.register()).incarnation
+        assert (await world.index.apply(one, 1, [1], [])).status == "ok"
+        world.expire(one)
+        any_server.command("CONFIG", "SET", "maxmemory", 1)
+        try:
+            assert await world.index.renew(one, WORKER_LOAD)
+            own = {one: ProxyLoad(version=1, running=3)}
+            loads = await world.index.exchange_loads(PROXY_ONE, own, [one])
+            assert loads[one].worker is not None and loads[one].proxies[PROXY_ONE].running == 3
+            assert (await world.index.match([1])).depths == {one: 1}
+        finally:
+            any_server.command("CONFIG", "SET", "maxmemory", 0)
+
+
+async def test_connections_to_what_became_a_replica_are_made_anew(any_server: Server) -> None:
+    """The name may lead to another server by now, which who stays connected never learns."""
+    async with connected(any_server.url) as client:
+        before = await client.command("CLIENT", "ID", deadline_s=PATIENT_S)
+        any_server.command("REPLICAOF", "127.0.0.1", 1)
+        try:
+            with pytest.raises(IndexUnavailable, match="read only replica"):
+                await client.command("SET", "k", "v", deadline_s=PATIENT_S)
+            assert await client.command("CLIENT", "ID", deadline_s=PATIENT_S) != before
+        finally:
+            any_server.command("REPLICAOF", "NO", "ONE")
+        await every_slot_answers(client)
 
 
 async def test_every_key_of_a_script_carries_the_hash_tag(any_server: Server) -> None:
@@ -234,10 +270,13 @@ async def test_every_key_of_a_script_carries_the_hash_tag(any_server: Server) ->
                 await world.index.apply(incarnation, 1, range(1, 10), [])
                 await world.index.apply(incarnation, 2, range(0, 2**64, 2**57), range(1, 5))
                 assert await world.index.renew(incarnation)
-            await world.index.match(range(1, 10))
+                await world.index.commit(commit_of("place", incarnation, range(1, 10), incarnation))
+            await world.index.match(range(1, 10), candidates=incarnations[:4])
+            await world.index.exchange_loads(PROXY_ONE, {incarnations[0]: ProxyLoad(version=1)}, incarnations)
+            await world.index.sweep("keeper")
             await world.index.retire(incarnations[0])
             keys = [words[1] for words in commands() if words[0] != "TIME"]
     assert len(keys) > 1_000
     assert [key for key in keys if not key.startswith(f"{KEYS.base}:")] == []
     kinds = {key.removeprefix(f"{KEYS.base}:").split(":")[0] for key in keys}
-    assert kinds == {"meta", "live", "seq", "n", "b", "h"}
+    assert kinds == {"meta", "live", "seq", "n", "b", "h", "l", "p", "keeper"}

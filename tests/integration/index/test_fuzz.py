@@ -1,150 +1,196 @@
-"""Random histories on Redis and on the dumb truth at once: every answer and every match must be the same."""
+"""Long random histories on a server and in memory at once, growth far beyond the first round, and lost claims."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from prefixcache.limits import MAX_APPLY_HASHES
-from tests.integration.index.worlds import KEYS, redis_world
-from tests.support.index_worlds import MemoryWorld, World
+from tests.integration.index.worlds import KEYS, RedisWorld, redis_world
+from tests.support.index_forest import CHAINS
+from tests.support.index_history import KEEPERS, PROXY_IDS, History, Verb, Writer
+from tests.support.index_worlds import MemoryWorld
 from tests.support.seeds import seeded
 from tests.support.valkey import Server
 
-
-class Worker:
-    """One writer as both worlds know it; `name` stands for its present incarnation in answers."""
-
-    def __init__(self, name: int) -> None:
-        self.name = name
-        self.ids: dict[str, int] = {}
-        self.batch = 0
-        self.held: set[int] = set()
+LEASE_S = 100_000.0
+NUM_STEPS = 700
 
 
-class History:
-    """Takes random steps in two worlds and compares what they say."""
+class Player:
+    """Chooses the next step of a history and its arguments."""
 
-    def __init__(self, rand: random.Random, worlds: tuple[World, World], num_workers: int) -> None:
+    def __init__(self, rand: random.Random, history: History) -> None:
         self.rand = rand
-        self.worlds = worlds
-        roots = [self.hashes(rand.choice((2, 8, 40))) for _ in range(4)]
-        self.chains = [rand.choice(roots) + self.hashes(rand.choice((1, 3, 30, 120))) for _ in range(50)]
-        self.workers = [Worker(number) for number in range(num_workers)]
-        self.steps = (self.hold_prefix, self.hold_anything, self.resend, self.skip_one, self.lapse, self.renew)
+        self.history = history
+        self.weights: dict[Callable[[], Awaitable[None]], float] = {
+            self.store: 40,
+            self.evict: 20,
+            self.all_do_the_same: 2,
+            self.resend: 6,
+            self.skip_a_batch: 3,
+            self.lapse: 6,
+            self.renew: 8,
+            self.restart: 3,
+            self.flush: 0.3,
+            self.let_pass: 3,
+            self.sweep: 4,
+            self.commit: 20,
+            self.exchange_loads: 4,
+        }
 
-    def hashes(self, number: int) -> list[int]:
-        return [self.rand.getrandbits(64) for _ in range(number)]
-
-    async def run(self, num_steps: int) -> None:
-        for worker in self.workers:
-            await self.register(worker)
+    async def play(self, num_steps: int) -> None:
+        await self.history.begin()
         for _ in range(num_steps):
-            step = self.rand.choices((*self.steps, self.restart, self.flush), (60, 10, 8, 4, 8, 12, 3, 0.3))[0]
-            await step(self.rand.choice(self.workers))
-            await self.compare(self.rand.choice(self.chains))
+            await self.rand.choices(list(self.weights), list(self.weights.values()))[0]()
+        await self.history.end()
 
-    async def compare(self, chain: list[int]) -> None:
-        known = [{worker.ids[world.name]: worker.name for worker in self.workers} for world in self.worlds]
-        matches = [await world.index.match(chain) for world in self.worlds]
-        first, second = (
-            {names[incarnation]: depth for incarnation, depth in match.items()}
-            for names, match in zip(known, matches, strict=True)
-        )
-        assert first == second
+    def writer(self) -> Writer:
+        return self.rand.choice(self.history.writers)
 
-    async def register(self, worker: Worker) -> None:
-        for world in self.worlds:
-            worker.ids[world.name] = (await world.index.register()).incarnation
-        worker.batch, worker.held = 0, set()
+    def piece(self) -> list[int]:
+        chain = self.rand.choice(CHAINS)
+        return chain[: self.rand.randrange(len(chain) + 1)]
 
-    async def apply(self, worker: Worker, batch: int, stored: list[int], removed: list[int]) -> str:
-        """Sends to both worlds and returns the status they agree on."""
-        answers = [await world.index.apply(worker.ids[world.name], batch, stored, removed) for world in self.worlds]
-        assert answers[0].status == answers[1].status
-        return answers[0].status
+    async def store(self) -> None:
+        most = self.rand.choice((1, 7, 64, MAX_APPLY_HASHES))
+        await self.history.store(self.writer(), self.piece(), most, self.rand.choice((0, 1, 2, 1_000)))
 
-    async def become(self, worker: Worker, wanted: set[int]) -> None:
-        """Announces the difference between what is held and what shall be, in as many batches as it takes."""
-        changes = [(block, block in wanted) for block in wanted ^ worker.held]
-        self.rand.shuffle(changes)
-        for start in range(0, len(changes), MAX_APPLY_HASHES):
-            some = changes[start : start + MAX_APPLY_HASHES]
-            stored = [block for block, added in some if added]
-            removed = [block for block, added in some if not added]
-            worker.batch += 1
-            assert await self.apply(worker, worker.batch, stored, removed) == "ok"
-        worker.held = wanted
+    async def evict(self) -> None:
+        chain = self.rand.choice(CHAINS)
+        depth, most = self.rand.randrange(len(chain)), self.rand.choice((1, 7, 64, MAX_APPLY_HASHES))
+        await self.history.evict(self.writer(), chain, depth, most, self.rand.choice((0, 1, 2, 1_000)))
 
-    async def hold_prefix(self, worker: Worker) -> None:
-        """As a cache does: leaves come and go."""
-        chain = self.rand.choice(self.chains)
-        depth = self.rand.randrange(len(chain) + 1)
-        await self.become(worker, (worker.held | set(chain[:depth])) - set(chain[depth:]))
+    async def all_do_the_same(self) -> None:
+        count, is_held = self.rand.randint(1, len(self.history.writers)), self.rand.random() < 0.6
+        await self.history.all_do_the_same(count, self.rand.choice(CHAINS), is_held=is_held)
 
-    async def hold_anything(self, worker: Worker) -> None:
-        """Holes, lost claims, and claims that never were."""
-        chain = self.rand.choice(self.chains)
-        some = set(self.rand.sample(chain, self.rand.randrange(len(chain) + 1)))
-        await self.become(worker, worker.held ^ some)
+    async def resend(self) -> None:
+        await self.history.resend(self.writer(), self.rand.randint(0, 5), self.piece())
 
-    async def resend(self, worker: Worker) -> None:
-        if worker.batch:
-            chain = self.rand.choice(self.chains)
-            assert await self.apply(worker, self.rand.randint(1, worker.batch), chain[:3], chain[3:6]) == "old"
+    async def skip_a_batch(self) -> None:
+        await self.history.skip_a_batch(self.writer(), self.rand.randint(2, 5), self.piece())
 
-    async def skip_one(self, worker: Worker) -> None:
-        chain = self.rand.choice(self.chains)
-        assert await self.apply(worker, worker.batch + self.rand.randint(2, 5), chain[:3], chain[3:6]) == "gap"
+    async def lapse(self) -> None:
+        await self.history.lapse(self.writer(), self.piece())
 
-    async def lapse(self, worker: Worker) -> None:
-        for world in self.worlds:
-            world.expire(worker.ids[world.name])
+    async def renew(self) -> None:
+        await self.history.renew(self.writer(), self.piece())
 
-    async def renew(self, worker: Worker) -> None:
-        for world in self.worlds:
-            assert await world.index.renew(worker.ids[world.name])
+    async def restart(self) -> None:
+        await self.history.restart(self.writer(), self.piece())
 
-    async def restart(self, worker: Worker) -> None:
-        for world in self.worlds:
-            await world.index.retire(worker.ids[world.name])
-            assert not await world.index.renew(worker.ids[world.name])
-        assert await self.apply(worker, worker.batch + 1, self.chains[0][:1], []) == "dead"
-        await self.register(worker)
+    async def flush(self) -> None:
+        await self.history.flush(self.piece())
 
-    async def flush(self, _worker: Worker) -> None:
-        for world in self.worlds:
-            world.flush()
-        for worker in self.workers:
-            assert await self.apply(worker, worker.batch + 1, self.chains[0][:1], []) == "dead"
-            await self.register(worker)
+    async def let_pass(self) -> None:
+        await self.history.let_pass(self.rand.randint(1, 4))
+
+    async def sweep(self) -> None:
+        await self.history.sweep(self.rand.randrange(len(KEEPERS)))
+
+    async def commit(self) -> None:
+        verbs: tuple[Verb, ...] = ("place", "place", "settle", "release")
+        request, proxy = self.rand.randrange(6), self.rand.randrange(len(PROXY_IDS))
+        await self.history.commit(self.rand.choice(verbs), request, self.writer(), self.piece(), proxy)
+
+    async def exchange_loads(self) -> None:
+        told = [(self.rand.randint(0, len(PROXY_IDS)), self.writer(), self.rand.randint(-3, 3)) for _ in range(10)]
+        await self.history.exchange_loads(told, self.piece())
 
 
-@pytest.mark.parametrize(("num_workers", "num_steps"), [(8, 700), (40, 700)])
-async def test_redis_answers_as_memory(any_server: Server, num_workers: int, num_steps: int) -> None:
-    rand = seeded(f"{num_workers} workers")
-    memory = MemoryWorld(lease_s=3_600)
-    async with redis_world(any_server, lease_s=3_600, fields_per_bucket=2) as real:
-        await History(rand, (memory, real), num_workers).run(num_steps)
-        await memory.index.check_integrity()
+@pytest.mark.parametrize("num_writers", [8, 40, 64])
+async def test_server_answers_as_memory(any_server: Server, num_writers: int) -> None:
+    rand = seeded(f"{num_writers} writers")
+    async with (
+        redis_world(any_server, lease_s=LEASE_S, fields_per_bucket=2) as one,
+        redis_world(any_server, lease_s=LEASE_S, fields_per_bucket=2) as two,
+    ):
+        await Player(rand, History(MemoryWorld(lease_s=LEASE_S), (one, two), num_writers)).play(NUM_STEPS)
 
 
 async def test_buckets_divide_far_beyond_the_first_round(any_server: Server) -> None:
-    """12,000 blocks at four a bucket: k goes from 8 to 11, and no claim is lost or found twice on the way."""
+    """12,000 blocks at 16 a bucket: k goes from 8 to 9, and no claim is lost or found twice on the way."""
     rand = seeded("growth")
-    async with redis_world(any_server, fields_per_bucket=4) as real:
+    async with redis_world(any_server, fields_per_bucket=16) as real:
         index = real.index
         one, two = (await index.register()).incarnation, (await index.register()).incarnation
         blocks = [rand.getrandbits(64) for _ in range(12_000)]
-        for batch, start in enumerate(range(0, len(blocks), MAX_APPLY_HASHES), start=1):
-            some = blocks[start : start + MAX_APPLY_HASHES]
+        batches = [blocks[start : start + MAX_APPLY_HASHES] for start in range(0, len(blocks), MAX_APPLY_HASHES)]
+        for batch, some in enumerate(batches, start=1):
             await index.apply(one, batch, some, [])
             await index.apply(two, batch, some[:1], [])
-            number = len(blocks[max(start - 300, 0) : start])
-            assert await index.match(blocks[start - number : start + 300]) == {one: number + len(some), two: number + 1}
-        await index.check_integrity()
-        assert any_server.command("HGET", KEYS.meta, "k") == b"$2\r\n11\r\n"
-        for batch, start in enumerate(range(0, len(blocks), MAX_APPLY_HASHES), start=1 + len(blocks) // 256 + 1):
-            await index.apply(one, batch, [], blocks[start : start + MAX_APPLY_HASHES])
-        assert await index.match(blocks[:300]) == {two: MAX_APPLY_HASHES + 1}
+            chain = [*some, *batches[max(batch - 3, 0)]]
+            assert (await index.match(chain)).depths == {one: len(chain), two: 1}
+        await index.check_integrity({one: len(blocks), two: len(batches)})
+        assert any_server.command("HMGET", KEYS.meta, "k", "split") == b"*2\r\n$1\r\n9\r\n$3\r\n238\r\n"
+        for batch, some in enumerate(batches, start=1 + len(batches)):
+            await index.apply(one, batch, [], some)
+        assert (await index.match(batches[0])).depths == {two: 1}
+
+
+# --- claims that were lost
+
+
+def steps_after(depth: int) -> int:
+    """Most blocks between a probe at or before `depth` and the next one."""
+    return max(32, depth // 8)
+
+
+async def hold(world: RedisWorld, blocks: list[int]) -> int:
+    incarnation = (await world.index.register()).incarnation
+    for batch, start in enumerate(range(0, len(blocks), MAX_APPLY_HASHES), start=1):
+        await world.index.apply(incarnation, batch, blocks[start : start + MAX_APPLY_HASHES], [])
+    return incarnation
+
+
+@pytest.mark.parametrize("num_blocks", [5, 33, 130, 1_500])
+async def test_lost_claims_never_deepen_a_match_nor_cost_what_lies_before_them(
+    any_server: Server, num_blocks: int
+) -> None:
+    """The answer is a block that is held, at or beyond the unbroken run from the root."""
+    rand = seeded(f"lost claims in {num_blocks}")
+    chain = [rand.getrandbits(64) for _ in range(num_blocks)]
+    async with redis_world(any_server) as world:
+        held: dict[int, set[int]] = {}
+        for _ in range(20):
+            depth = rand.randint(1, num_blocks)
+            lost = set(rand.choices(range(depth), k=rand.choice((1, 3, depth))))
+            numbers = [number for number in range(depth) if number not in lost]
+            held[await hold(world, [chain[number] for number in numbers])] = set(numbers)
+            depths = (await world.index.match(chain)).depths
+            for incarnation, numbers_held in held.items():
+                unbroken = next(number for number in range(num_blocks + 1) if number not in numbers_held)
+                found = depths.get(incarnation, 0)
+                assert unbroken <= found
+                assert found == 0 or found - 1 in numbers_held
+
+
+@pytest.mark.parametrize("num_blocks", [5, 33, 130, 1_500])
+async def test_one_lost_claim_costs_one_step_of_the_search_at_most(any_server: Server, num_blocks: int) -> None:
+    """And nothing if a probe behind it is held, which is always so unless it lies in one of the last two steps."""
+    rand = seeded(f"one lost claim in {num_blocks}")
+    chain = [rand.getrandbits(64) for _ in range(num_blocks)]
+    async with redis_world(any_server) as world:
+        for _ in range(20):
+            depth = rand.randint(2, num_blocks)
+            lost = rand.randrange(depth - 1)
+            incarnation = await hold(world, chain[:lost] + chain[lost + 1 : depth])
+            found = (await world.index.match(chain)).depths[incarnation]
+            assert depth - steps_after(depth) <= found <= depth
+            if depth - lost > 2 * steps_after(depth):
+                assert found == depth
+            await world.index.retire(incarnation)
+
+
+async def test_two_probes_in_a_row_without_a_live_holder_end_the_search(any_server: Server) -> None:
+    """Blocks 0, 1, 3, 7, 15 ... are probed: what lies behind two lost ones of these is not found, behind one it is."""
+    chain = list(range(1, 41))
+    async with redis_world(any_server) as world:
+        one = await hold(world, [block for number, block in enumerate(chain) if number != 3])
+        two = await hold(world, [block for number, block in enumerate(chain) if number not in (3, 7)])
+        assert (await world.index.match(chain)).depths == {one: 40, two: 40}  # each sees by the other's light
+        await world.index.retire(one)
+        assert (await world.index.match(chain)).depths == {two: 3}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from prefixcache.index.hot_client import HotClient
 from prefixcache.index.keys import FIELDS_PER_BUCKET, NamespaceKeys
 from prefixcache.index.redis_client import RedisClient
 from prefixcache.index.redis_index import RedisIndex
 from prefixcache.limits import LEASE_S
+from tests.integration.index.passed_time import let_pass
 from tests.support.valkey import Server
 
 MATCH_DEADLINE_S = 1.0
@@ -28,6 +30,9 @@ class RedisWorld:
     def flush(self) -> None:
         self._server.flush()
 
+    def let_pass(self, passed_s: float) -> None:
+        let_pass(self._server, KEYS, passed_s)
+
 
 @asynccontextmanager
 async def redis_world(
@@ -36,10 +41,9 @@ async def redis_world(
     """An index on a server, closed at the end and found intact."""
     client = RedisClient(server.url)
     try:
-        index = RedisIndex(
-            client, KEYS, match_deadline_s=MATCH_DEADLINE_S, lease_s=lease_s, fields_per_bucket=fields_per_bucket
-        )
-        yield RedisWorld(server, index)
-        await index.check_integrity()
+        async with HotClient.open(server.url, deadline_s=MATCH_DEADLINE_S) as hot:
+            index = RedisIndex(client, hot, KEYS, lease_s=lease_s, fields_per_bucket=fields_per_bucket)
+            yield RedisWorld(server, index)
+            await index.check_integrity()
     finally:
         await client.aclose()

@@ -98,7 +98,7 @@ async def test_headers(store: MemoryStore) -> None:
             assert answer.headers["x-request-id"] == "my id 7"
             assert answer.headers["x-prefixcache-worker"] == "w1"
             assert answer.headers["x-prefixcache-hit-tokens"] == "0"
-            assert answer.headers["x-prefixcache-reason"] == "least_waiting"
+            assert answer.headers["x-prefixcache-reason"] == "no_prefix"
             assert "content-encoding" not in answer.headers
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["cache-control"] == "no-cache"
@@ -147,28 +147,35 @@ async def test_max_tokens_cut_the_answer(store: MemoryStore) -> None:
 
 
 async def test_a_prediction_sends_a_prompt_where_its_blocks_are(store: MemoryStore) -> None:
-    """The claims of a worker's current incarnation count, those of an earlier life do not."""
+    """The claims of a worker's current incarnation count, not those of an earlier one; what was sent there does."""
+
+    def messages(number: int) -> list[dict[str, str]]:
+        """Prompts that share five index blocks and something of the sixth."""
+        return [{"role": "system", "content": "word " * 165 + f"{number} " * 200}, {"role": "user", "content": "hello"}]
+
     async with (
         FakeWorker.open(store, worker_id="w1", script=says("hi", cached_tokens=256)) as one,
         FakeWorker.open(store, worker_id="w2", script=says("hi", cached_tokens=128)) as two,
         running_proxy(store) as proxy,
     ):
         await proxy.ready(2)
-        messages = [{"role": "system", "content": "word " * 400}, {"role": "user", "content": "hello"}]
-        first = await proxy.chat(messages=messages)
+        first = await proxy.chat(messages=messages(1))
         holder = one if first.headers["x-prefixcache-worker"] == "w1" else two
         (frame,) = holder.generates
         await _claim(store, holder, frame, index_blocks=5)
-        for _ in range(3):
-            answer = await proxy.chat(messages=messages)
+        for number in (2, 3, 4):
+            answer = await proxy.chat(messages=messages(number))
             assert answer.headers["x-prefixcache-worker"] == holder.record.worker_id
             assert answer.headers["x-prefixcache-hit-tokens"] == "320"
             assert answer.headers["x-prefixcache-reason"] == "longest_prefix"
         holder.beat(incarnation=holder.record.incarnation + 100)
         await eventually(lambda: any(link.incarnation > 100 for link in proxy.fleet.links))
-        answer = await proxy.chat(messages=messages)
-        assert answer.headers["x-prefixcache-hit-tokens"] == "0"
-        assert proxy.metric("prefixcache_predicted_hit_tokens_total") == 3 * 320
+        answer = await proxy.chat(messages=messages(5))
+        assert answer.headers["x-prefixcache-worker"] == holder.record.worker_id
+        assert answer.headers["x-prefixcache-reason"] == "own_placements"
+        assert answer.headers["x-prefixcache-hit-tokens"] == "256", "the deepest boundary among the five blocks"
+        assert proxy.metric("prefixcache_predicted_hit_tokens_total") == 3 * 320, "the index predicted nothing of it"
+        assert proxy.metric("prefixcache_own_placement_decisions_total", cause="announced_again") == 1
 
 
 async def _claim(store: MemoryStore, worker: FakeWorker, frame: Generate, *, index_blocks: int) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from prefixcache.index.base import Match
 from tests.support.fake_worker import FakeWorker, token_ids
 from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import RunningProxy, body, running_proxy
@@ -73,10 +74,10 @@ async def test_a_client_that_leaves_while_the_index_is_asked(store: MemoryStore)
         await proxy.ready()
         index = store.index(worker.record.namespace)
 
-        async def never(hashes: object) -> dict[int, int]:
+        async def never(hashes: object, **_: object) -> Match:
             asked.set()
             await asyncio.Event().wait()
-            return {}
+            return Match()
 
         index.match = never  # type: ignore[method-assign]  # an index that hangs
         async with raw_connection(proxy.port) as connection:

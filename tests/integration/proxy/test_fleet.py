@@ -87,6 +87,20 @@ async def test_a_worker_that_leaves_both_registry_and_stream_is_dropped(store: M
         assert (await proxy.chat()).status_code == 200
 
 
+async def test_a_worker_that_took_a_new_incarnation_while_its_stream_was_cut_is_reannouncing(
+    store: MemoryStore,
+) -> None:
+    """The hello may be the first to tell it, before the registry is read again."""
+    async with FakeWorker.open(store) as worker, running_proxy(store) as proxy:
+        await proxy.ready()
+        (link,) = proxy.fleet.links
+        assert not link.is_reannouncing
+        worker.record = msgspec.structs.replace(worker.record, incarnation=worker.record.incarnation + 1)
+        worker.drop()
+        await eventually(lambda: link.incarnation == worker.record.incarnation)
+        assert link.is_reannouncing
+
+
 async def test_a_worker_that_dies_is_avoided_and_its_model_is_unavailable_not_unknown(store: MemoryStore) -> None:
     async with running_proxy(store) as proxy:
         async with FakeWorker.open(store):
@@ -366,12 +380,11 @@ async def test_a_stop_waits_for_a_request_that_is_not_on_a_worker_yet(
             await proxy.ready()
             matching, go_on = asyncio.Event(), asyncio.Event()
 
-            async def slow_match(*_: object) -> dict[int, int]:
+            async def slow_match(*_: object) -> None:
                 matching.set()
                 await go_on.wait()
-                return {}
 
-            monkeypatch.setattr(Predictor, "depths", slow_match)
+            monkeypatch.setattr(Predictor, "match", slow_match)
             connection = await connections.enter_async_context(raw_connection(proxy.port))
             connection.send(post("/v1/chat/completions", body(stream=True)))
             await matching.wait()

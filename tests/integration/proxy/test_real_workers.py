@@ -113,7 +113,7 @@ async def _predicted(stack: Stack, question: str) -> bool:
     model = stack.proxy.fleet.model("tiny")
     root = model.root_hash(seed=stack.proxy.app[SECRET].seed, cache_salt="")
     packed = pack_tokens(RENDERER.encode(RENDERER.render(_messages(question))))
-    return bool(await model.index.match(index_hashes(block_hashes(root, packed, 16), 4)))
+    return bool((await model.index.match(index_hashes(block_hashes(root, packed, 16), 4))).depths)
 
 
 async def test_whole_streamed_sampled_and_many_at_once(valkey: Server) -> None:

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from prefixcache.config import file_setting, settings_command
+from prefixcache.config import file_setting, settings_command, worker_token_option
 
 
 def _program(seen: dict[str, object]) -> click.Command:
@@ -77,3 +77,38 @@ def test_the_file_is_passed_on_to_what_a_program_starts(tmp_path: Path) -> None:
 def test_help_shows_defaults_and_environment_names() -> None:
     text = _run(["--help"])[1]
     assert "PREFIXCACHE_KEY_PREFIX" in text and "default: 1" in text and "PREFIXCACHE_CONFIG" in text
+
+
+def _run_with_token(arguments: list[str], environment: dict[str, str] | None = None) -> tuple[object, str, int]:
+    seen: list[object] = []
+
+    @settings_command("proxy", help="A program.")
+    @worker_token_option
+    def program(worker_token: str | None) -> None:
+        seen.append(worker_token)
+
+    outcome = CliRunner().invoke(program, arguments, env=environment)
+    return seen, " ".join(outcome.output.split()), outcome.exit_code
+
+
+def test_the_worker_token_comes_from_environment_or_file_alone(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[proxy]\nworker-token = "of-the-file"\n')
+    environment = {"PREFIXCACHE_WORKER_TOKEN": "of-the-environment"}
+    assert _run_with_token([])[0] == [None]
+    assert _run_with_token([], {"PREFIXCACHE_WORKER_TOKEN": ""})[0] == [None]
+    assert _run_with_token([], environment)[0] == ["of-the-environment"]
+    assert _run_with_token(["--config", str(file)])[0] == ["of-the-file"]
+    assert _run_with_token(["--config", str(file)], environment)[0] == ["of-the-environment"]
+    seen, output, code = _run_with_token(["--worker-token", "of-the-command-line"])
+    assert (seen, code) == ([], 2)
+    assert "set PREFIXCACHE_WORKER_TOKEN in the environment" in output and "of-the-command-line" not in output
+
+
+def test_help_does_not_print_the_worker_token(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[proxy]\nworker-token = "of-the-file"\n')
+    environment = {"PREFIXCACHE_WORKER_TOKEN": "of-the-environment"}
+    _, output, code = _run_with_token(["--config", str(file), "--help"], environment)
+    assert code == 0 and "PREFIXCACHE_WORKER_TOKEN" in output
+    assert "of-the-file" not in output and "of-the-environment" not in output

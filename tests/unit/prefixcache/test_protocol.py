@@ -21,6 +21,7 @@ from prefixcache.protocol import (
     Generate,
     Hello,
     MalformedFrame,
+    Prove,
     Sampling,
     Started,
     Step,
@@ -61,8 +62,18 @@ step_entries = st.builds(
     ids=st.lists(token_ids, max_size=4).map(tuple),
     logprobs=st.none() | st.lists(token_logprobs, max_size=4).map(tuple),
 )
+hellos = st.builds(
+    Hello,
+    major=counts,
+    minor=counts,
+    namespace=names,
+    incarnation=counts,
+    nonce=st.binary(max_size=20),
+    proof=st.binary(max_size=40),
+)
 proxy_frames: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(Hello, namespace=names, incarnation=counts),
+    hellos,
+    st.builds(Prove, proof=st.binary(max_size=40)),
     st.builds(
         Generate,
         id=names,
@@ -77,7 +88,7 @@ proxy_frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Abort, id=names),
 )
 worker_frames: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(Hello, namespace=names, incarnation=counts),
+    hellos,
     st.builds(Accepted, id=names, position=counts),
     st.builds(Started, id=names, cached_tokens=counts),
     st.builds(Step, entries=st.lists(step_entries, max_size=4).map(tuple)),
@@ -248,6 +259,14 @@ def test_a_frame_of_the_other_side_is_malformed() -> None:
         protocol.decode_from_proxy(body_of(Started(id="a", cached_tokens=1)))
     with pytest.raises(MalformedFrame):
         protocol.decode_from_worker(body_of(Abort(id="a")))
+
+
+def test_the_hello_of_version_1_0_has_no_number_and_no_nonce() -> None:
+    """As it was on the wire; a later version says its number."""
+    old = {"type": "hello", "namespace": "0" * 16}
+    assert protocol.decode_from_proxy(packed(old)) == Hello(major=1, minor=0, namespace="0" * 16)
+    now = Hello(major=protocol.MAJOR, minor=protocol.MINOR, namespace="0" * 16)
+    assert msgspec.msgpack.decode(body_of(now)) == {**old, "minor": 1}
 
 
 def test_hello_must_agree_on_major_version_and_namespace() -> None:

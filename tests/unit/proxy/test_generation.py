@@ -32,6 +32,7 @@ from proxy.scored_tokens import ScoredToken, ScoredTokens
 from proxy.worker_stream import WorkerStream
 from tests.support.fake_worker import made_up_logprobs, token_ids
 from tests.support.recording_transport import RecordingTransport
+from tests.support.reservations import RecordedChoice
 from tests.support.tiny_tokenizer import TINY_EOS_ID, tiny_tokenizer_files
 
 SPACE = "0123456789abcdef"
@@ -64,9 +65,11 @@ class Case:
             stop_token_ids=self.stop_token_ids,
             max_tokens=1000,
         )
+        self.reserved = RecordedChoice()
         self.generation = Generation(
             self.stream,
             frame,
+            self.reserved,
             detokenizer=RENDERER.detokenizer(),
             stop_strings=self.stops,
             scored=ScoredTokens(RENDERER.token_bytes) if self.is_scored else None,

@@ -2,80 +2,193 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
 
 from prefixcache.errors import ContextLengthExceeded, Unavailable
+from prefixcache.index.base import Match
+from prefixcache.index.boundaries import Boundaries
+from prefixcache.load import IncarnationLoad
 from prefixcache.routing.base import Decision, RoutingRequest, WorkerSnapshot
-from prefixcache.routing.longest_prefix import LongestPrefix
+from prefixcache.routing.eta import Eta
 from prefixcache.types import CacheGeometry
-from proxy.placement import Placement, check_context, place
-from proxy.tokenizer_fetch import Tokenizers
+from proxy.expectation import Expectation, expectations
+from proxy.fleet import Fleet
+from proxy.load_table import LoadTable
+from proxy.placement import Placement, check_context, placement
+from proxy.recent_placements import RecentPlacements
+from proxy.store import Store
 from proxy.warnings_log import QuietLog
 from proxy.worker_link import WorkerLink
-from tests.support.worker_records import worker_record
+from tests.support.reservations import idle_link
+from tests.unit.proxy.test_load_table import waits, worker_load
 
 GEOMETRY = CacheGeometry()
+CHAIN = list(range(101, 116))
 
 
-def _link(worker_id: str, *, incarnation: int = 1, max_model_len: int = 4096) -> WorkerLink:
-    record = worker_record(worker_id=worker_id, incarnation=incarnation, max_model_len=max_model_len)
-    # A link that is not run fetches and logs nothing.
-    return WorkerLink(record, cast(Tokenizers, None), cast(QuietLog, None))
-
-
-class RecordingPolicy(LongestPrefix):
+class RecordingPolicy(Eta):
     """Keeps what it was told."""
 
     def __init__(self) -> None:
         super().__init__(random.Random(0))
-        self.told: list[tuple[RoutingRequest, list[WorkerSnapshot]]] = []
+        self.told: list[tuple[RoutingRequest, dict[str, WorkerSnapshot]]] = []
 
     def choose(self, request: RoutingRequest, workers: Sequence[WorkerSnapshot]) -> Decision:
-        self.told.append((request, list(workers)))
+        self.told.append((request, {worker.worker_id: worker for worker in workers}))
         return super().choose(request, workers)
 
 
-def _placed(links: Sequence[WorkerLink], depths: dict[int, int], **fields: Any) -> tuple[Placement, RecordingPolicy]:
+def _table() -> LoadTable:
+    return LoadTable(cast(Store, None), cast(Fleet, None), "a" * 16, QuietLog(logging.getLogger("test")))
+
+
+def _placed(
+    links: Sequence[WorkerLink],
+    expected: Mapping[str, Expectation] | None = None,
+    table: LoadTable | None = None,
+    **fields: Any,
+) -> tuple[Placement, RecordingPolicy]:
     policy = RecordingPolicy()
     arguments = {"prompt_tokens": 1000, "max_tokens": None, **fields}
-    return place(policy, links, depths, geometry=GEOMETRY, **arguments), policy
+    placed = placement(policy, links, expected or {}, table or _table(), geometry=GEOMETRY, **arguments)
+    return placed, policy
+
+
+def _expected(
+    links: Sequence[WorkerLink], match: Match | None, recent: RecentPlacements | None = None
+) -> Mapping[str, Expectation]:
+    return expectations(links, CHAIN, match, recent or RecentPlacements())
+
+
+def _remembering(link: WorkerLink, blocks: int) -> RecentPlacements:
+    recent = RecentPlacements()
+    recent.record(Boundaries.of(CHAIN[:blocks]), link.process)
+    return recent
 
 
 def test_a_match_belongs_to_the_incarnation_not_to_the_worker() -> None:
-    links = [_link("old", incarnation=7), _link("new", incarnation=8)]
-    placement, policy = _placed(links, {8: 3, 6: 15})
-    assert placement.link is links[1]
-    assert placement.decision.hit_tokens == 192
+    links = [idle_link("old", incarnation=7), idle_link("new", incarnation=8)]
+    expected = _expected(links, Match(depths={8: 3, 6: 15}))
+    assert expected == {"new": Expectation(blocks=3, source="claims", claimed_blocks=3)}
+    placed, policy = _placed(links, expected)
+    assert placed.link is links[1]
+    assert (placed.decision.hit_tokens, placed.uncached_tokens, placed.index_hit_tokens) == (192, 808, 192)
     ((request, told),) = policy.told
     assert request.prompt_tokens == 1000
-    assert {snapshot.worker_id: snapshot.hit_tokens for snapshot in told} == {"old": 0, "new": 192}
+    assert {worker_id: snapshot.hit_tokens for worker_id, snapshot in told.items()} == {"old": 0, "new": 192}
+
+
+def test_the_deeper_of_claims_and_pending_claims_counts() -> None:
+    links = [idle_link("w1", incarnation=1), idle_link("w2", incarnation=2), idle_link("w3", incarnation=3)]
+    match = Match(depths={1: 3, 2: 8}, pending={1: 12, 2: 8, 3: 1})
+    assert _expected(links, match) == {
+        "w1": Expectation(blocks=12, source="pending", claimed_blocks=3),
+        "w2": Expectation(blocks=8, source="claims", claimed_blocks=8),
+        "w3": Expectation(blocks=1, source="pending", claimed_blocks=0),
+    }
+
+
+def test_a_claim_that_is_newer_than_the_match_brings_its_prefill_along() -> None:
+    """Nobody has told of that load yet: without it every proxy would take the worker for idle, and come."""
+    links = [idle_link("w1", incarnation=1), idle_link("w2", incarnation=2)]
+    match = Match(depths={1: 3})
+    expected = expectations(links, CHAIN, match, RecentPlacements(), {1: 15})
+    assert expected["w1"] == Expectation(blocks=15, source="pending", claimed_blocks=3, unbegun_blocks=12)
+    placed, policy = _placed(links, expected)
+    assert policy.told[0][1]["w1"].ahead_s == pytest.approx(12 * 64 / 1_000)
+    assert placed.link.worker_id == "w1"
+    links[0].ledger.place(0.2)
+    _, policy = _placed(links, expected)
+    assert policy.told[0][1]["w1"].ahead_s == pytest.approx(0.2 + 12 * 64 / 1_000)
+    table = _table()
+    table.merge({1: IncarnationLoad(proxies={"b": waits(3.0)})})
+    _, policy = _placed(links, expected, table)
+    assert policy.told[0][1]["w1"].ahead_s == pytest.approx(3.2), "a fresher word may include it already"
+
+
+def test_own_placements_speak_where_the_index_gave_no_answer() -> None:
+    links = [idle_link("w1", incarnation=1), idle_link("w2", incarnation=2)]
+    recent = _remembering(links[0], 12)
+    assert _expected(links, Match(), recent) == {}, "the index knows better than to say nothing"
+    expected = _expected(links, None, recent)
+    assert expected == {"w1": Expectation(blocks=12, source="own_placements", claimed_blocks=0)}
+    placed, _ = _placed(links, expected)
+    assert (placed.link.worker_id, placed.decision.reason) == ("w1", "own_placements")
+    assert (placed.decision.hit_tokens, placed.index_hit_tokens) == (768, 0), "no prediction of the index"
+
+
+def test_own_placements_outlive_an_incarnation_while_its_claims_are_announced_again() -> None:
+    link = idle_link("w1", incarnation=1)
+    recent = _remembering(link, 12)
+    link.update(idle_link("w1", incarnation=9).record)
+    assert link.is_reannouncing
+    assert _expected([link], Match(depths={9: 4}), recent) == {
+        "w1": Expectation(blocks=12, source="own_placements", claimed_blocks=4)
+    }
+    assert _expected([link], Match(depths={9: 13}), recent)["w1"].source == "claims"
+    restarted = idle_link("w1", incarnation=10, started_at=2.0)
+    assert _expected([restarted], None, recent) == {}, "another process has another cache"
+
+
+def test_the_policy_is_told_of_the_load() -> None:
+    links = [idle_link("w1", incarnation=1), idle_link("w2", incarnation=2)]
+    table = _table()
+    links[0].ledger.place(0.5)
+    table.merge(
+        {
+            1: IncarnationLoad(worker=worker_load(prefill_rate=4_000.0), proxies={"b": waits(3.0)}),
+            2: IncarnationLoad(worker=worker_load(is_draining=True)),
+        }
+    )
+    placed, policy = _placed(links, table=table)
+    one, two = policy.told[0][1]["w1"], policy.told[0][1]["w2"]
+    assert (one.ahead_s, one.prefill_rate, one.num_waiting, one.is_draining) == (3.5, 4_000.0, 1, False)
+    assert (two.ahead_s, two.prefill_rate, two.num_waiting, two.is_draining) == (0.0, None, 0, True)
+    assert placed.link.worker_id == "w1", "the other one is draining"
+    assert placed.prefill_s == 0.25
+
+
+def test_a_prefill_without_a_rate_takes_the_rate_of_the_others() -> None:
+    links = [idle_link("w1", incarnation=1), idle_link("w2", incarnation=2)]
+    table = _table()
+    links[0].ledger.place(50.0)
+    table.merge({1: IncarnationLoad(worker=worker_load(prefill_rate=4_000.0))})
+    placed, _ = _placed(links, table=table)
+    assert (placed.link.worker_id, placed.prefill_s) == ("w2", 0.25)
 
 
 def test_a_prediction_never_covers_the_whole_prompt() -> None:
-    placement, _ = _placed([_link("w")], {1: 2}, prompt_tokens=128)
-    assert placement.decision.hit_tokens == 112
+    link = idle_link("w", incarnation=1)
+    placed, _ = _placed([link], _expected([link], Match(depths={1: 2})), prompt_tokens=128)
+    assert placed.decision.hit_tokens == 112
 
 
 def test_max_tokens_default_to_what_fits_the_worker() -> None:
-    assert _placed([_link("w", max_model_len=1200)], {})[0].max_tokens == 200
-    assert _placed([_link("w", max_model_len=1200)], {}, max_tokens=20)[0].max_tokens == 20
+    links = [idle_link("w", max_model_len=1200)]
+    assert _placed(links)[0].max_tokens == 200
+    assert _placed(links, max_tokens=20)[0].max_tokens == 20
 
 
 def test_only_workers_that_the_request_fits_are_asked() -> None:
-    links = [_link("small", incarnation=1, max_model_len=1010), _link("big", incarnation=2, max_model_len=2000)]
-    placement, policy = _placed(links, {1: 15}, max_tokens=11)
-    assert placement.link.worker_id == "big"
-    assert [snapshot.worker_id for snapshot in policy.told[0][1]] == ["big"]
-    assert _placed(links, {1: 15}, max_tokens=10)[0].link.worker_id == "small"
+    links = [
+        idle_link("small", incarnation=1, max_model_len=1010),
+        idle_link("big", incarnation=2, max_model_len=2000),
+    ]
+    expected = _expected(links, Match(depths={1: 15}))
+    placed, policy = _placed(links, expected, max_tokens=11)
+    assert placed.link.worker_id == "big"
+    assert set(policy.told[0][1]) == {"big"}
+    assert _placed(links, expected, max_tokens=10)[0].link.worker_id == "small"
 
 
 def test_no_worker() -> None:
     with pytest.raises(Unavailable):
-        _placed([], {})
+        _placed([])
     check_context([], 10**9, None)
 
 
@@ -84,14 +197,14 @@ def test_no_worker() -> None:
     [(100, None, False), (99, None, True), (99, 1, True), (100, 1, False), (90, 10, True), (90, 11, False)],
 )
 def test_the_context_holds_prompt_and_answer(prompt_tokens: int, max_tokens: int | None, fits: bool) -> None:
-    links = [_link("small", max_model_len=50), _link("big", max_model_len=100)]
+    links = [idle_link("small", max_model_len=50), idle_link("big", max_model_len=100)]
     if fits:
         check_context(links, prompt_tokens, max_tokens)
-        _placed(links, {}, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+        _placed(links, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
         return
     with pytest.raises(ContextLengthExceeded) as caught:
         check_context(links, prompt_tokens, max_tokens)
     assert caught.value.code == "context_length_exceeded"
     assert "100 tokens" in str(caught.value) and str(prompt_tokens) in str(caught.value)
     with pytest.raises(ContextLengthExceeded):
-        _placed(links, {}, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+        _placed(links, prompt_tokens=prompt_tokens, max_tokens=max_tokens)

@@ -13,6 +13,7 @@ import pytest
 
 from prefixcache.errors import ContextLengthExceeded, InvalidRequest
 from prefixcache.hashing import block_hashes, index_hashes
+from prefixcache.index.base import Match
 from prefixcache.limits import OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
 from prefixcache.metrics import ProxyMetrics, exposition
 from prefixcache.rendering.renderer import Renderer
@@ -225,8 +226,9 @@ async def test_matches_of_many_prompts_come_in_their_order() -> None:
     prompts = [
         Prompt(packed=b"", root=0, index_hashes=list(range(1, 1 + depth)), field="prompt") for depth in range(30)
     ]
-    depths = await predictor.all_depths(index, prompts)
-    assert [found.get(registration.incarnation, 0) for found in depths] == list(range(30))
+    matches = await predictor.all_matches(index, prompts)
+    depths = [match.depths.get(registration.incarnation, 0) for match in matches if match is not None]
+    assert depths == list(range(30))
 
 
 async def test_matches_are_timed_and_failures_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -235,12 +237,13 @@ async def test_matches_are_timed_and_failures_counted(caplog: pytest.LogCaptureF
     index = FaultyIndex()
     registration = await index.register()
     await index.apply(registration.incarnation, 1, [11, 12], [])
-    assert await predictor.depths(index, []) == {}
+    assert await predictor.match(index, []) == Match()
     assert index.faults.num_calls == 2, "nothing to ask for"
-    assert await predictor.depths(index, [11, 12, 13]) == {registration.incarnation: 2}
+    match = await predictor.match(index, [11, 12, 13])
+    assert match is not None and match.depths == {registration.incarnation: 2}
     index.faults.unavailable = True
     for _ in range(5):
-        assert await predictor.depths(index, [11]) == {}
+        assert await predictor.match(index, [11]) is None, "no answer is not the same as nobody"
     text = exposition(metrics.registry).decode()
     assert "prefixcache_index_lookup_failures_total 5.0" in text
     assert "prefixcache_index_lookup_seconds_count 6.0" in text
@@ -249,9 +252,9 @@ async def test_matches_are_timed_and_failures_counted(caplog: pytest.LogCaptureF
 
 async def test_other_exceptions_of_an_index_are_not_hidden() -> None:
     class BrokenIndex(FaultyIndex):
-        async def match(self, hashes: Any) -> Any:
+        async def match(self, hashes: Any, **_: Any) -> Any:
             await asyncio.sleep(0)
             raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError):
-        await Predictor(ProxyMetrics(), QuietLog(logging.getLogger("test"))).depths(BrokenIndex(), [1])
+        await Predictor(ProxyMetrics(), QuietLog(logging.getLogger("test"))).match(BrokenIndex(), [1])

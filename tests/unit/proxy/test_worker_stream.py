@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -19,6 +21,7 @@ from prefixcache.protocol import (
     Frame,
     Generate,
     Hello,
+    Prove,
     Sampling,
     Started,
     Step,
@@ -27,6 +30,7 @@ from prefixcache.protocol import (
     decode_from_proxy,
     encode,
 )
+from prefixcache.worker_token import NONCE_BYTES, Exchange
 from proxy.worker_stream import WorkerStream, cut_when_silent
 from tests.support.recording_transport import RecordingTransport
 
@@ -290,3 +294,105 @@ async def test_a_token_reaches_its_sink_inside_data_received() -> None:
     wire.generate("a", sink)
     wire.receive(_step(("a", 0, (1,))))
     assert sink.calls == [(0, (1,))], "without a turn of the event loop"
+
+
+# --- the worker token -------------------------------------------------------------------------------------
+
+TOKEN = b"the-token-of-this-test"
+ADDRESS = "10.0.0.1:7001"
+
+
+class TokenWire(Wire):
+    """A stream of a proxy with a token."""
+
+    def __init__(self, token: bytes | None = TOKEN) -> None:
+        self.beats = []
+        self.stream = WorkerStream(
+            "w1", Hello(minor=1, namespace=SPACE), self.beats.append, address=ADDRESS, token=token
+        )
+        self.transport = RecordingTransport(self.stream)
+        self.stream.connection_made(self.transport)
+
+    def exchange(self) -> Exchange:
+        hello = self.sent()[0]
+        assert isinstance(hello, Hello)
+        return Exchange(
+            token=TOKEN, namespace=SPACE, address=ADDRESS, proxy_nonce=hello.nonce, worker_nonce=b"w" * NONCE_BYTES
+        )
+
+    def hello(self, exchange: Exchange) -> Hello:
+        return Hello(minor=1, namespace=SPACE, nonce=exchange.worker_nonce, proof=exchange.proof("worker"))
+
+
+async def test_a_worker_that_proves_the_token_gets_our_proof_before_anything_else() -> None:
+    wire = TokenWire()
+    exchange = wire.exchange()
+    wire.receive(wire.hello(exchange))
+    wire.generate("a", RecordingSink())
+    assert wire.stream.hello.done() and wire.stream.open
+    first, proof, *_ = wire.sent()
+    assert isinstance(first, Hello) and len(first.nonce) == NONCE_BYTES and first.proof == b""
+    assert proof == Prove(proof=exchange.proof("proxy"))
+    assert TokenWire().exchange().proxy_nonce != exchange.proxy_nonce
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda exchange: Hello(namespace=SPACE), "the worker has no worker token and this proxy has one"),
+        (lambda exchange: Hello(namespace=SPACE, nonce=exchange.worker_nonce), "the worker has another worker token"),
+        (lambda exchange: Hello(namespace=SPACE, nonce=b"x", proof=exchange.proof("worker")), "a nonce of 1 bytes"),
+        (
+            lambda exchange: Hello(namespace=SPACE, nonce=exchange.worker_nonce, proof=exchange.proof("proxy")),
+            "another worker token",
+        ),
+        (
+            lambda exchange: Hello(
+                namespace=SPACE,
+                nonce=exchange.worker_nonce,
+                proof=replace(exchange, address="10.0.0.9:7001").proof("worker"),
+            ),
+            "another worker token",
+        ),
+        (
+            lambda exchange: Hello(namespace=SPACE, nonce=b"v" * NONCE_BYTES, proof=exchange.proof("worker")),
+            "another worker token",
+        ),
+    ],
+    ids=["none", "no proof", "short nonce", "role of the proxy", "said to another address", "another nonce"],
+)
+async def test_a_worker_that_does_not_prove_the_token_gets_nothing(
+    change: Callable[[Exchange], Hello], words: str
+) -> None:
+    wire = TokenWire()
+    wire.receive(change(wire.exchange()))
+    with pytest.raises(ProtocolError, match=words) as caught:
+        await wire.stream.hello
+    assert "set the same PREFIXCACHE_WORKER_TOKEN" in str(caught.value) or "nonce" in words
+    assert len(wire.sent()) == 1 and not wire.stream.open
+    await wire.stream.closed
+
+
+async def test_a_nonce_sent_back_to_its_maker_proves_nothing() -> None:
+    """A peer without the token answers with what another stream of this very proxy proved."""
+    one, other = TokenWire(), TokenWire()
+    nonce = one.exchange().proxy_nonce
+    other.receive(Hello(namespace=SPACE, nonce=nonce, proof=b"\0" * 32))
+    assert len(other.sent()) == 1, "no proof was made for it"
+    with pytest.raises(ProtocolError, match="another worker token"):
+        await other.stream.hello
+
+
+async def test_a_proxy_without_a_token_refuses_a_worker_that_has_one() -> None:
+    wire = TokenWire(token=None)
+    wire.receive(Hello(namespace=SPACE, nonce=b"w" * NONCE_BYTES, proof=b"\0" * 32))
+    with pytest.raises(ProtocolError, match="the worker has a worker token and this proxy has none: set the same"):
+        await wire.stream.hello
+    assert not wire.stream.open
+
+
+async def test_a_worker_of_version_1_0_is_used_where_there_is_no_token() -> None:
+    wire = TokenWire(token=None)
+    wire.receive(Hello(namespace=SPACE, incarnation=5))
+    assert (await wire.stream.hello).incarnation == 5
+    assert len(wire.sent()) == 1

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from prefixcache.errors import IntegrityError
 from prefixcache.hashing import next_hash
+from tests.support.manual_clock import ManualClock
 from worker.block_pool import BlockPool
 
 ROOT = 7
@@ -21,7 +22,8 @@ class Tables:
     """A pool and the tables of its users; contents are single letters."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks, stride=STRIDE)
+        self.clock = ManualClock()
+        self.pool = BlockPool(num_blocks, stride=STRIDE, clock=self.clock)
         self.tables: list[list[int]] = []
 
     def hashes(self, letters: str, root: int = ROOT) -> list[int]:
@@ -76,6 +78,37 @@ def test_a_prefix_is_found_block_by_block(users: Tables) -> None:
     assert users.find("abc") == table
     assert users.find("abx") == table[:2]
     assert users.find("b") == []
+
+
+def test_the_age_is_that_of_the_block_that_is_evicted_next(users: Tables) -> None:
+    """
+    root ── a ── b ── c        released at 1, a and b once more at 3
+         └─ x ── y             released at 2
+    """
+    assert users.pool.evicted_next_used_at is None
+    first = users.compute("abc")
+    assert users.pool.evicted_next_used_at is None, "it is in use"
+    users.clock.now = 1
+    users.leave(first)
+    assert users.pool.evicted_next_used_at == 1
+    users.clock.now = 2
+    users.leave(users.compute("xy"))
+    again = users.find("ab")
+    users.pool.hold(again)
+    users.tables.append(again)
+    users.clock.now = 3
+    assert users.pool.evicted_next_used_at == 1, "c was not used again"
+    users.leave(again)
+    ages: list[float] = []
+    while (used_at := users.pool.evicted_next_used_at) is not None:
+        assert users.pool.evicted_next_used_at == used_at
+        ages.append(used_at)
+        evictions = users.pool.num_evictions
+        taken = users.pool.allocate(users.pool.num_free + 1)
+        assert taken is not None and users.pool.num_evictions == evictions + 1
+        users.tables.append(taken)
+        users.check()
+    assert ages == [1, 2, 2, 3, 3]
 
 
 def test_a_block_of_another_root_is_not_believed_even_under_the_same_hash(users: Tables) -> None:

@@ -138,3 +138,15 @@ def test_a_simulated_worker_loads_neither_torch_nor_a_tokenizer_library() -> Non
     )
     outcome = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert outcome.stdout.strip() == "[]"
+
+
+def test_the_worker_token_is_a_setting_that_is_never_printed(served: Served) -> None:
+    assert run("--runner", "sim").exit_code == 0
+    assert served.config.worker_token is None
+    environment = {"PREFIXCACHE_WORKER_TOKEN": "the-token-of-this-test"}
+    assert run("--runner", "sim", environment=environment).exit_code == 0
+    assert served.config.worker_token == b"the-token-of-this-test"
+    assert "the-token" not in repr(served.config)
+    result = run("--runner", "sim", environment={"PREFIXCACHE_WORKER_TOKEN": "short"})
+    assert result.exit_code == 2
+    assert result.stderr.startswith("worker: the worker token has 5 bytes; it must have at least 16")

@@ -3,135 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from random import Random
+import logging
 
 import msgspec
 import pytest
 
-from prefixcache.errors import IndexUnavailable
 from prefixcache.index.base import ApplyAnswer, ApplyStatus
 from prefixcache.limits import MAX_APPLY_HASHES
-from prefixcache.metrics import WorkerMetrics
-from prefixcache.registry import WorkerRecord
-from tests.support.memory_store import FaultyIndex, MemoryStore
+from tests.support.publisher_world import World, publishing
 from tests.support.seeds import seeded
 from tests.support.waiting import eventually
-from worker.index_changes import IndexChanges
-from worker.publisher import Publisher
-
-NAMESPACE = "0" * 16
-
-RECORD = WorkerRecord(
-    worker_id="w",
-    address="127.0.0.1:1",
-    namespace=NAMESPACE,
-    incarnation=0,
-    protocol=(1, 0),
-    model="m",
-    revision="r",
-    served_names=("m",),
-    tokenizer_fingerprint="f",
-    vocab_size=10,
-    max_model_len=10,
-    stop_token_ids=(),
-    block_size=16,
-    stride=4,
-    num_blocks=4,
-    kv_bytes_per_token=1,
-    started_at=0.0,
-)
-
-
-class WatchedIndex(FaultyIndex):
-    """Keeps every batch it was sent, and can lose an answer after it applied the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = []
-        self.answers_to_lose = 0
-        self.next_answer: ApplyAnswer | None = None
-        self.next_error: Exception | None = None
-        self.num_renewals = 0
-
-    async def renew(self, incarnation: int) -> bool:
-        self.num_renewals += 1
-        return await super().renew(incarnation)
-
-    async def apply(self, incarnation: int, batch: int, stored: Sequence[int], removed: Sequence[int]) -> ApplyAnswer:
-        self.batches.append((incarnation, batch, tuple(stored), tuple(removed)))
-        if self.next_error is not None:
-            error, self.next_error = self.next_error, None
-            raise error
-        if self.next_answer is not None:
-            answer, self.next_answer = self.next_answer, None
-            return answer
-        answer = await super().apply(incarnation, batch, stored, removed)
-        if self.answers_to_lose:
-            self.answers_to_lose -= 1
-            raise IndexUnavailable("the answer was lost")
-        return answer
-
-
-class World:
-    """A publisher with everything around it."""
-
-    def __init__(self, *, reannounce_jitter_s: float) -> None:
-        self.index = WatchedIndex()
-        self.store = MemoryStore()
-        self.registry = self.store.registry()
-        self.changes = IndexChanges()
-        self.metrics = WorkerMetrics()
-        self.publisher = Publisher(
-            index=self.index,
-            registry=self.registry,
-            changes=self.changes,
-            record=RECORD,
-            metrics=self.metrics,
-            random=Random(1),
-            reannounce_jitter_s=reannounce_jitter_s,
-            renewal_s=0.02,
-            retry_s=0.01,
-        )
-
-    def put(self, *values: int) -> None:
-        for value in values:
-            self.changes.store(value)
-        self.publisher.wake()
-
-    def drop(self, *values: int) -> None:
-        for value in values:
-            self.changes.remove(value)
-        self.publisher.wake()
-
-    def told(self) -> set[int]:
-        """What the index holds for the current incarnation."""
-        return set(self.index.held_by(self.publisher.incarnation))
-
-    async def settled(self) -> None:
-        """Until the index of a live incarnation holds exactly what the pool holds."""
-
-        def agrees() -> bool:
-            return self.index.is_live(self.publisher.incarnation) and self.told() == self.changes.held()
-
-        await eventually(agrees)
-
-
-@asynccontextmanager
-async def publishing(*, reannounce_jitter_s: float = 0.0, is_up: bool = True) -> AsyncIterator[World]:
-    world = World(reannounce_jitter_s=reannounce_jitter_s)
-    world.index.faults.unavailable = not is_up
-    task = asyncio.create_task(world.publisher.run())
-    try:
-        if is_up:
-            await asyncio.wait_for(world.publisher.registered(), 5)
-        yield world
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    await world.index.check_integrity()
 
 
 async def test_it_registers_announces_and_publishes_changes() -> None:
@@ -146,6 +27,30 @@ async def test_it_registers_announces_and_publishes_changes() -> None:
         assert [batch for _, batch, _, _ in world.index.batches] == [1, 2]
         assert world.metrics.published_hashes.labels("stored")._value.get() == 4
         assert world.metrics.published_hashes.labels("removed")._value.get() == 1
+
+
+async def test_a_store_restored_from_an_older_copy_is_told_everything_again_though_nothing_changed() -> None:
+    async with publishing(check_s=0.1) as world:
+        first = world.publisher.incarnation
+        world.put(1, 2)
+        await world.settled()
+        world.drop(1)
+        world.put(3)
+        await world.settled()
+        await world.index.rewind(first, batch=1, held={1, 2})
+        await eventually(lambda: world.publisher.incarnation != first)
+        await world.settled()
+        assert not world.index.is_live(first)
+
+
+async def test_without_changes_only_empty_batches_ask_whether_the_last_one_is_known() -> None:
+    async with publishing(check_s=0.1) as world:
+        world.put(1)
+        await eventually(lambda: len(world.index.batches) >= 4)
+        incarnation = world.publisher.incarnation
+        assert world.index.batches[:4] == [(incarnation, 1, (1,), ())] + [
+            (incarnation, number, (), ()) for number in (2, 3, 4)
+        ]
 
 
 async def test_changes_are_published_promptly_not_at_the_next_renewal() -> None:
@@ -195,6 +100,23 @@ async def test_an_outage_loses_nothing_and_keeps_the_incarnation() -> None:
         world.index.faults.unavailable = False
         await world.settled()
         assert world.publisher.incarnation == incarnation
+
+
+async def test_a_store_that_takes_leases_and_no_claims_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As one whose memory is full does."""
+    caplog.set_level(logging.INFO, "worker.publisher")
+    async with publishing() as world:
+        caplog.clear()
+        world.index.refuses_batches = True
+        world.put(1)
+        renewals = world.index.num_renewals
+        await eventually(lambda: len(world.index.batches) >= 3 and world.index.num_renewals >= renewals + 3)
+        world.index.refuses_batches = False
+        await world.settled()
+    assert [record.message for record in caplog.records] == [
+        "the index does not answer: its memory is full",
+        "the index answers again",
+    ]
 
 
 async def test_it_waits_for_an_index_that_is_down_at_first() -> None:

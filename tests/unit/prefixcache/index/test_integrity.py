@@ -9,19 +9,29 @@ import pytest
 from prefixcache.errors import IntegrityError
 from prefixcache.index.integrity import Content, check_content
 from prefixcache.index.keys import LONG_MARKER, NamespaceKeys
+from prefixcache.load import WORKER_WRITER, stored_load
 
 KEYS = NamespaceKeys(key_prefix="p", namespace="0123456789abcdef")
 FIELD = bytes([0x80, 1, 2, 3, 4, 5, 6])
 OTHER = bytes([0x7F, 1, 2, 3, 4, 5, 6])
 LONG_RUN = f"{KEYS.long_runs}0380010203040506"
+PENDING = f"{KEYS.pending}0380010203040506"
+LOAD = f"{KEYS.loads}1"
 
 
 def run_of(*incarnations: int) -> bytes:
     return b"".join((incarnation << 2).to_bytes(4, "big") for incarnation in incarnations)
 
 
+def pending_of(*incarnations: int) -> bytes:
+    return b"".join(incarnation.to_bytes(4, "big") + bytes(8) + b"twelve bytes" for incarnation in incarnations)
+
+
 def sound() -> Content:
-    """Bucket 0 of 256 is divided; block 0080.. has two holders, block 0380.. has eight."""
+    """Bucket 0 of 256 is divided; block 0080.. has two holders, block 0380.. has eight and two pending claims.
+
+    Only 1 and 2 have a lease: the others are dead and not swept yet.
+    """
     return deepcopy(
         Content(
             hashes={
@@ -31,7 +41,12 @@ def sound() -> Content:
                 f"{KEYS.buckets}9:1": {FIELD: run_of(1, 2)},
                 f"{KEYS.buckets}8:3": {FIELD: LONG_MARKER},
             },
-            strings={LONG_RUN: run_of(1, *range(3, 10))},
+            strings={
+                LONG_RUN: run_of(1, *range(3, 10)),
+                PENDING: pending_of(2, 77),
+                LOAD: stored_load({WORKER_WRITER: bytes(17), b"a proxy.": bytes(40)}),
+                KEYS.keeper: b"k",
+            },
             live={1, 2},
         )
     )
@@ -67,7 +82,7 @@ def broken(name: str) -> Content:
         case "bucket of a later shape":
             hashes[f"{KEYS.buckets}9:6"] = hashes.pop(f"{KEYS.buckets}8:3")
         case "marker without its long run":
-            strings.clear()
+            del strings[LONG_RUN]
         case "long run without its marker":
             long_bucket.clear()
             hashes[KEYS.meta][b"fields"] = b"1"
@@ -82,6 +97,30 @@ def broken(name: str) -> Content:
             live.discard(2)
         case "stray key":
             hashes[f"{KEYS.base}:other"] = {b"a": b"b"}
+        case "stray string":
+            strings[f"{KEYS.base}:other"] = run_of(*range(3, 11))
+        case "pending claims cut short":
+            strings[PENDING] = pending_of(1, 2)[:-1]
+        case "no pending claims":
+            strings[PENDING] = b""
+        case "too many pending claims":
+            strings[PENDING] = pending_of(1, 2, 3, 4, 5)
+        case "two pending claims of one incarnation":
+            strings[PENDING] = pending_of(1, 2, 1)
+        case "pending claims on no block":
+            strings[f"{KEYS.pending}03800102030405"] = strings.pop(PENDING)
+        case "keeper without an id":
+            strings[KEYS.keeper] = b""
+        case "load record without its head":
+            strings[LOAD] += stored_load({b"a proxy?": bytes(16)})
+        case "load record cut short":
+            strings[LOAD] = strings[LOAD][:-1]
+        case "no load records":
+            strings[LOAD] = b""
+        case "two load records of one writer":
+            strings[LOAD] += stored_load({b"a proxy.": bytes(40)})
+        case "load of an incarnation without a lease":
+            strings[f"{KEYS.loads}9"] = strings[LOAD]
     return Content(hashes=hashes, strings=strings, live=live)
 
 
@@ -111,8 +150,26 @@ def test_sound_content_passes() -> None:
         "lease without a batch number",
         "batch number without a lease",
         "stray key",
+        "stray string",
+        "pending claims cut short",
+        "no pending claims",
+        "too many pending claims",
+        "two pending claims of one incarnation",
+        "pending claims on no block",
+        "keeper without an id",
+        "load record without its head",
+        "load record cut short",
+        "no load records",
+        "two load records of one writer",
+        "load of an incarnation without a lease",
     ],
 )
 def test_broken_content_is_found(name: str) -> None:
     with pytest.raises(IntegrityError):
         check_content(KEYS, broken(name))
+
+
+def test_nobody_claims_more_than_its_pool_holds() -> None:
+    check_content(KEYS, sound(), {1: 2, 2: 1})
+    with pytest.raises(IntegrityError, match="incarnation 1 claims 2 blocks, its pool holds 1"):
+        check_content(KEYS, sound(), {1: 1, 2: 1})

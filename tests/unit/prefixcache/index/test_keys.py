@@ -19,6 +19,9 @@ def test_names() -> None:
     assert KEYS.claims_held == "deploy:{0123456789abcdef}:n"
     assert KEYS.buckets == "deploy:{0123456789abcdef}:b:"
     assert KEYS.long_runs == "deploy:{0123456789abcdef}:h:"
+    assert KEYS.pending == "deploy:{0123456789abcdef}:p:"
+    assert KEYS.loads == "deploy:{0123456789abcdef}:l:"
+    assert KEYS.keeper == "deploy:{0123456789abcdef}:keeper"
     assert keys.registry_key("deploy") == "deploy:reg"
     assert keys.secret_key("deploy") == "deploy:secret"
 

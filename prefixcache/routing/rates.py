@@ -1,0 +1,16 @@
+"""Prefill rates: those that workers have measured, and one to go by for those that have not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from prefixcache.limits import DEFAULT_PREFILL_RATE
+from prefixcache.routing.base import WorkerSnapshot
+
+
+def prefill_rates(workers: Sequence[WorkerSnapshot]) -> Mapping[str, float]:
+    """Tokens a second by worker id; an unknown one is taken for the mean of the known, else DEFAULT_PREFILL_RATE."""
+    known = [worker.prefill_rate for worker in workers if worker.prefill_rate]
+    usual = fmean(known) if known else DEFAULT_PREFILL_RATE
+    return {worker.worker_id: worker.prefill_rate or usual for worker in workers}

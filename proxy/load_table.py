@@ -1,0 +1,182 @@
+"""The load of every worker: this proxy's own, and what workers and other proxies say of theirs through the index.
+
+    own ledgers ──every LOAD_REPORT_S──► index ──► records of workers and other proxies ──┐
+    a match ──────────────────────────────────► fresher ones of the workers it names ─────┴──► ahead of a new request
+
+Times are counted down with the age of an answer. A record that is older than LOAD_RECORD_S counts for nothing, also
+while there is no index to say so. A measured rate is no load: the last one stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from prefixcache.errors import IndexUnavailable
+from prefixcache.limits import LOAD_RECORD_S, LOAD_REPORT_S, MATCH_LOADS
+from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad
+from proxy.fleet import Fleet
+from proxy.store import Store
+from proxy.warnings_log import QuietLog
+from proxy.worker_link import WorkerLink
+
+_logger = logging.getLogger(__name__)
+_WORKER = ""
+"""Names the worker among the writers of an incarnation's records; a proxy is named by its id."""
+
+
+class _Elsewhere:
+    """The records of one incarnation that others wrote, as sums at the moment of the last answer."""
+
+    __slots__ = (
+        "_proxies",
+        "_seen",
+        "_until",
+        "_worker",
+        "is_draining",
+        "prefilling_s",
+        "rest_s",
+        "taken_at",
+        "waiting_s",
+    )
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+        """Version of each writer's record and when it was first seen."""
+        self._until = float("inf")
+        """When the next of them expires."""
+        self._worker: WorkerLoad | None = None
+        self._proxies: dict[str, ProxyLoad] = {}
+        self.taken_at = float("-inf")
+        self._add_up(self.taken_at)
+
+    def take(self, load: IncarnationLoad, besides: str, now: float) -> None:
+        """What an answer said just now; the record of `besides` does not count."""
+        proxies, worker = dict(load.proxies), load.worker
+        proxies.pop(besides, None)
+        before, seen = self._seen, {}
+        for writer, record in (*proxies.items(), *(((_WORKER, worker),) if worker is not None else ())):
+            known = before.get(writer)
+            if known is None or known[0] < record.version:
+                known = (record.version, now)
+            elif known[0] > record.version and now < self._until:
+                return  # an answer that was overtaken by a fresher one
+            seen[writer] = known
+        self._seen, self._worker, self._proxies, self.taken_at = seen, worker, proxies, now
+        self._add_up(now)
+
+    def at(self, now: float) -> _Elsewhere:
+        """Itself, without what has expired by `now`."""
+        if now >= self._until:
+            self._add_up(now)
+        return self
+
+    def _add_up(self, now: float) -> None:
+        self._until = float("inf")
+        self.rest_s = self.prefilling_s = self.waiting_s = 0.0
+        self.is_draining = False
+        for writer, (_, seen_at) in self._seen.items():
+            end = seen_at + LOAD_RECORD_S
+            if end <= now:
+                continue
+            self._until = min(self._until, end)
+            if (record := self._proxies.get(writer)) is not None:
+                self.prefilling_s += record.prefilling_s
+                self.waiting_s += sum(record.waiting_s)
+            elif self._worker is not None:
+                self.rest_s, self.is_draining = self._worker.rest_s, self._worker.is_draining
+
+
+class LoadTable:
+    """One for the process; reads and writes on a timer, and answers at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet,
+        proxy_id: str,
+        log: QuietLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._proxy_id = proxy_id
+        self._log = log
+        self._clock = clock
+        self._elsewhere: dict[int, _Elsewhere] = {}
+        self._rates: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Never returns; cancelled by its owner."""
+        while True:
+            try:
+                await self.exchange()
+            except IndexUnavailable as error:
+                self._log.warning("load", "the load of other proxies is not known: %s", error)
+            except Exception:
+                _logger.exception("exchanging the load failed")
+            await asyncio.sleep(LOAD_REPORT_S)
+
+    async def exchange(self) -> None:
+        """Tells and asks once, for each namespace. Raises IndexUnavailable."""
+        links = self._fleet.links
+        self._keep_only(links)
+        by_namespace: dict[str, list[WorkerLink]] = {}
+        for link in links:
+            by_namespace.setdefault(link.record.namespace, []).append(link)
+        for namespace, members in by_namespace.items():
+            own = {link.incarnation: link.ledger.record() for link in members if link.ledger.needs_report()}
+            asked = [link.incarnation for link in members]
+            loads = await self._store.index(namespace).exchange_loads(self._proxy_id, own, asked)
+            self.merge({incarnation: loads.get(incarnation, IncarnationLoad()) for incarnation in asked})
+
+    def merge(self, loads: Mapping[int, IncarnationLoad]) -> None:
+        """Takes over what an answer of the index said of these incarnations just now."""
+        now = self._clock()
+        for incarnation, load in loads.items():
+            elsewhere = self._elsewhere.get(incarnation)
+            if elsewhere is None:
+                elsewhere = self._elsewhere[incarnation] = _Elsewhere()
+            elsewhere.take(load, self._proxy_id, now)
+            if load.worker is not None and load.worker.prefill_rate > 0:
+                self._rates[incarnation] = load.worker.prefill_rate
+
+    def ahead_s(self, link: WorkerLink) -> float:
+        """Seconds of prefill that the worker will do before it begins with a request sent now.
+
+        Workers start requests in the order of their arrival, so that all that waits is ahead, whatever its class: this
+        is the place that changes once they take short ones first. What has started is told by the worker and, fresher,
+        by the proxies that sent it: the larger one counts. What waits is told by the proxies alone, each of its own;
+        nothing of ours comes from the index, which is late.
+        """
+        ledger = link.ledger
+        rest_s, waiting_s = ledger.prefilling_s(), ledger.waiting_s
+        elsewhere = self._elsewhere.get(link.incarnation)
+        if elsewhere is None:
+            return rest_s + waiting_s
+        now = self._clock()
+        elsewhere.at(now)
+        age_s = now - elsewhere.taken_at
+        rest_s += max(elsewhere.prefilling_s - age_s, 0.0)
+        return max(rest_s, elsewhere.rest_s - age_s) + waiting_s + elsewhere.waiting_s
+
+    def prefill_rate(self, link: WorkerLink) -> float | None:
+        """Tokens a second that the worker measured last; None if it has not said any."""
+        return self._rates.get(link.incarnation)
+
+    def is_draining(self, link: WorkerLink) -> bool:
+        elsewhere = self._elsewhere.get(link.incarnation)
+        return elsewhere is not None and elsewhere.at(self._clock()).is_draining
+
+    def least_loaded(self, links: Sequence[WorkerLink]) -> Sequence[int]:
+        """Incarnations with the least ahead, as many as a match may ask for."""
+        return [link.incarnation for link in heapq.nsmallest(MATCH_LOADS, links, key=self.ahead_s)]
+
+    def _keep_only(self, links: Collection[WorkerLink]) -> None:
+        known = {link.incarnation for link in links}
+        for content in (self._elsewhere, self._rates):
+            for incarnation in [incarnation for incarnation in content if incarnation not in known]:
+                del content[incarnation]
