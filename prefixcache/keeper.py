@@ -40,7 +40,8 @@ class Keeper:
         self._keeper_id = keeper_id
         self._clock = clock
         self._named_at_s: dict[str, float] = {}
-        """When a record last named each namespace: one that nobody names any more may have leases that will be dead."""
+        """When a record last named each namespace, or it was first found: the leases in one that nobody names any more
+        may still have to be dead."""
         self._gone_since_s: dict[WorkerRecord, float] = {}
         self._read_at_s: float | None = None
         self._failure: IndexUnavailable | None = None
@@ -70,13 +71,14 @@ class Keeper:
 
     async def _look_after_records(self) -> None:
         registry = self._store.registry()
-        workers = await registry.workers()
+        workers, namespaces = await registry.workers(), await registry.namespaces()
         now_s = self._clock()
         if self._read_at_s is None or now_s - self._read_at_s > KEEPER_S:
             # Nobody watched: they may have had leases in the meantime.
             self._gone_since_s.clear()
             self._named_at_s = dict.fromkeys(self._named_at_s, now_s)
         self._read_at_s = now_s
+        self._named_at_s = dict.fromkeys(namespaces, now_s) | self._named_at_s
         self._named_at_s |= dict.fromkeys((record.namespace for record in workers), now_s)
         self._gone_since_s = {
             record: self._gone_since_s.get(record, now_s) for record, is_live in workers.items() if not is_live
@@ -95,6 +97,7 @@ class Keeper:
             logger.info("removed %d dead incarnations from namespace %s", answer.dead_incarnations, namespace)
         unnamed_s = self._clock() - self._named_at_s[namespace]
         if answer.status == "idle" and unnamed_s >= RECORD_DEAD_AFTER_S:
+            await self._store.registry().forget_namespace(namespace)
             del self._named_at_s[namespace]
         return answer.status == "more"
 

@@ -47,6 +47,10 @@ _WORKER = struct.Struct(">ffffIB")
 _PROXY = struct.Struct(f">I{1 + NUM_WAITING_CLASSES}f")
 _WORKER_RECORD, _PROXY_RECORD = (struct.Struct(_HEAD.format + part.format[1:]) for part in (_WORKER, _PROXY))
 """Head and payload in one."""
+_MOST = 1e12
+"""Of any number in a record: seconds or tokens a second."""
+_LEAST_RATE = 0.01
+"""A worker that says less has measured nothing; a prefill would take longer than any number here can say."""
 _MOST_REMEMBERED = 1_024
 """Values that are read once, however often they come: the last few of 256 incarnations."""
 
@@ -182,6 +186,11 @@ def decode_load(value: bytes, now_ms: int) -> IncarnationLoad:
     return IncarnationLoad(worker=worker, proxies=proxies)
 
 
+def _are_sane(*numbers: float) -> bool:
+    """Whether Redis holds what a worker or proxy may have written: no NaN, infinity or negative time."""
+    return all(0.0 <= number <= _MOST for number in numbers)
+
+
 class _Written(msgspec.Struct, frozen=True, gc=False):
     """A value as it was written: every record with the ms at which it ends."""
 
@@ -192,7 +201,7 @@ class _Written(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=_MOST_REMEMBERED)
 def _read(value: bytes) -> _Written:
-    """Records of an unknown format, and those that are too short, are left out."""
+    """Records of an unknown format, too short ones, and those with a number that cannot be are left out."""
     worker: WorkerLoad | None = None
     worker_end_ms = 0
     proxies: list[tuple[str, int, ProxyLoad]] = []
@@ -201,13 +210,14 @@ def _read(value: bytes) -> _Written:
         if len(record) < known.size or record[0] != RECORD_FORMAT:
             continue
         if writer == WORKER_WRITER:
-            _, worker_end_ms, version, rest_s, rate, itl_s, oldest_age_s, available, draining = known.unpack_from(
-                record
-            )
+            _, end_ms, version, rest_s, rate, itl_s, oldest_age_s, available, draining = known.unpack_from(record)
+            if not _are_sane(rest_s, rate, itl_s, oldest_age_s):
+                continue
+            worker_end_ms = end_ms
             worker = WorkerLoad(
                 version=version,
                 rest_s=rest_s,
-                prefill_rate=rate,
+                prefill_rate=rate if rate >= _LEAST_RATE else 0.0,
                 inter_token_latency_s=itl_s,
                 available_blocks=available,
                 oldest_age_s=oldest_age_s,
@@ -215,6 +225,8 @@ def _read(value: bytes) -> _Written:
             )
         else:
             _, end_ms, version, running, prefilling_s, *waiting_s = known.unpack_from(record)
+            if not _are_sane(prefilling_s, *waiting_s):
+                continue
             sent = ProxyLoad(version=version, running=running, prefilling_s=prefilling_s, waiting_s=tuple(waiting_s))
             proxies.append((writer.hex(), end_ms, sent))
     return _Written(worker, worker_end_ms, tuple(proxies))

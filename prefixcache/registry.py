@@ -6,7 +6,7 @@ not served. The store behind it is the same Redis as the index; see `index/keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Protocol
 
 import msgspec
@@ -61,6 +61,12 @@ class Registry(Protocol):
 
     async def workers(self) -> Mapping[WorkerRecord, bool]:
         """Every well-formed record, and whether its incarnation holds a live lease in its namespace."""
+
+    async def namespaces(self) -> Collection[str]:
+        """Every namespace that a record named since it was last forgotten: what they left may still be there."""
+
+    async def forget_namespace(self, namespace: str) -> None:
+        """It holds nothing any more; a record that names it brings it back."""
 
     async def live_workers(self) -> Sequence[WorkerRecord]:
         """Those of the records whose incarnation holds a live lease."""

@@ -35,13 +35,22 @@ class RedisStore:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, url: str, *, key_prefix: str = DEFAULT_KEY_PREFIX, match_deadline_s: float = INDEX_DEADLINE_S
+        cls,
+        url: str,
+        *,
+        key_prefix: str = DEFAULT_KEY_PREFIX,
+        match_deadline_s: float = INDEX_DEADLINE_S,
+        looks_up: bool = True,
     ) -> AsyncIterator[RedisStore]:
-        """The store behind redis://, rediss:// or unix://; the server need not be up. Raises ConfigError."""
+        """The store behind redis://, rediss:// or unix://; the server need not be up. Raises ConfigError.
+
+        Without `looks_up` there is no connection for what requests wait for: match, commit, post and exchange_loads.
+        """
         check_key_prefix(key_prefix)
         client = RedisClient(url)
         try:
-            async with HotClient.open(url, deadline_s=match_deadline_s) as hot:
+            opening = HotClient.open(url, deadline_s=match_deadline_s) if looks_up else HotClient.closed(url)
+            async with opening as hot:
                 yield cls(client, hot, key_prefix)
         finally:
             await client.aclose()

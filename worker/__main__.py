@@ -242,7 +242,7 @@ async def _serve(config: WorkerConfig, model: ServedModel, runner: Runner, bound
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     async with (
-        RedisStore.open(config.redis_url, key_prefix=config.key_prefix) as store,
+        RedisStore.open(config.redis_url, key_prefix=config.key_prefix, looks_up=False) as store,
         serve(
             runner,
             model=model,

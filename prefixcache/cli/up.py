@@ -128,7 +128,7 @@ def _worker_token(*, shared: bool) -> str:
 async def _require_answer(url: str) -> None:
     from prefixcache.store import RedisStore  # the embedded server needs no client here
 
-    async with RedisStore.open(url) as store:
+    async with RedisStore.open(url, looks_up=False) as store:
         try:
             await store.ping()
         except IndexUnavailable as error:

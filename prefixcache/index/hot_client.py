@@ -78,6 +78,12 @@ class HotClient:
         finally:
             await client._close(keeping)
 
+    @classmethod
+    @asynccontextmanager
+    async def closed(cls, url: str) -> AsyncIterator[HotClient]:
+        """One that never connects, for a program that looks no prompt up. Raises ConfigError for an unusable URL."""
+        yield cls(read_redis_url(url), INDEX_DEADLINE_S)
+
     @property
     def is_available(self) -> bool:
         """Whether a call would be sent."""

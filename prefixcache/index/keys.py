@@ -12,11 +12,12 @@
                                                                                     until retired      exchange_loads
     P:{ns}:keeper             STRING  id of the keeper                              PX KEEPER_S        sweep
     P:reg                     HASH    worker id -> its record, JSON                 until withdrawn    RedisRegistry
+    P:spaces                  SET     namespaces that any record ever named         until swept        RedisRegistry
     P:secret                  STRING  deployment secret, seed of every root hash    for ever           RedisStore
 
 A lease is a score and no TTL, so that an expired one can come back; "until retired" is also until the keeper finds that
 it ended DEAD_AFTER_S ago. All keys of a namespace lie in one slot of a Redis Cluster; scripts get `meta` as KEYS[1] and
-build the others from it, and use neither P:reg nor P:secret. <hash> is 16 hex digits.
+build the others from it, and use none of P:reg, P:spaces and P:secret. <hash> is 16 hex digits.
 
     field of meta             holds                                                                    written by
     index_id, scheme          random name of this content; version of the hash scheme                  register
@@ -117,6 +118,10 @@ class NamespaceKeys:
 
 def registry_key(key_prefix: str) -> str:
     return f"{key_prefix}:reg"
+
+
+def namespaces_key(key_prefix: str) -> str:
+    return f"{key_prefix}:spaces"
 
 
 def secret_key(key_prefix: str) -> str:

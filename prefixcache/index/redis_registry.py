@@ -6,12 +6,12 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from prefixcache.index import scripts
-from prefixcache.index.keys import INCARNATION_BITS, NamespaceKeys, registry_key
+from prefixcache.index.keys import INCARNATION_BITS, NamespaceKeys, namespaces_key, registry_key
 from prefixcache.index.redis_client import RedisClient
 from prefixcache.limits import INDEX_WRITE_TIMEOUT_S
 from prefixcache.registry import Registry, WorkerRecord
@@ -29,6 +29,7 @@ class RedisRegistry(Registry):
         self._client = client
         self._key_prefix = key_prefix
         self._key = registry_key(key_prefix)
+        self._namespaces_key = namespaces_key(key_prefix)
         self._clock = clock
         self._complained_at: float | None = None
         self._contents: dict[str, tuple[WorkerRecord, bytes]] = {}
@@ -36,13 +37,23 @@ class RedisRegistry(Registry):
 
     async def announce(self, record: WorkerRecord, *, replace: bool = True) -> None:
         command, content = "HSET" if replace else "HSETNX", msgspec.json.encode(record)
-        await self._client.command(command, self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
+        await self._client.commands(
+            [("SADD", self._namespaces_key, record.namespace), (command, self._key, record.worker_id, content)],
+            deadline_s=INDEX_WRITE_TIMEOUT_S,
+        )
 
     async def withdraw(self, record: WorkerRecord) -> None:
         read, content = self._contents.get(record.worker_id, (None, b""))
         if read != record:
             content = msgspec.json.encode(record)
         await self._client.run(scripts.WITHDRAW, self._key, record.worker_id, content, deadline_s=INDEX_WRITE_TIMEOUT_S)
+
+    async def namespaces(self) -> Collection[str]:
+        names = await self._client.command("SMEMBERS", self._namespaces_key, deadline_s=INDEX_WRITE_TIMEOUT_S)
+        return {name for name in (member.decode("latin-1") for member in names) if _NAMESPACE.fullmatch(name)}
+
+    async def forget_namespace(self, namespace: str) -> None:
+        await self._client.command("SREM", self._namespaces_key, namespace, deadline_s=INDEX_WRITE_TIMEOUT_S)
 
     async def workers(self) -> Mapping[WorkerRecord, bool]:
         contents = await self._client.command("HGETALL", self._key, deadline_s=INDEX_WRITE_TIMEOUT_S)

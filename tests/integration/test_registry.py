@@ -76,3 +76,15 @@ async def test_malformed_records_are_not_read(any_server: Server) -> None:
     any_server.command("HSET", "deploy:reg", "w", b"{")
     async with RedisStore.open(any_server.url, key_prefix="deploy") as store:
         assert await store.registry().workers() == {}
+
+
+async def test_a_namespace_is_named_until_it_is_forgotten(store: RedisStore | MemoryStore) -> None:
+    registry = store.registry()
+    one, other = worker_record(worker_id="one"), worker_record(worker_id="other", namespace=OTHER)
+    for record in (one, other):
+        await registry.announce(record, replace=False)
+        await registry.withdraw(record)
+    assert set(await registry.namespaces()) == {one.namespace, OTHER}
+    await registry.forget_namespace(OTHER)
+    await registry.forget_namespace(OTHER)
+    assert set(await registry.namespaces()) == {one.namespace}

@@ -283,3 +283,14 @@ async def test_unknown_fields_of_a_record_are_ignored(any_server: Server, store:
 
 async def live_of(registry: Registry) -> dict[str, WorkerRecord]:
     return {record.worker_id: record for record in await registry.live_workers()}
+
+
+async def test_a_program_that_looks_nothing_up_opens_no_connection_for_it(any_server: Server) -> None:
+    async with RedisStore.open(any_server.url, key_prefix="deploy", looks_up=False) as store:
+        index = store.index(NAMESPACE)
+        registration = await index.register()
+        assert await index.renew(registration.incarnation)
+        assert any_server.command("CLIENT", "LIST").count(b"name=prefixcache") == 0
+        assert not store.index_available
+        with pytest.raises(IndexUnavailable):
+            await index.match([1])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from prefixcache.errors import IndexUnavailable
 from prefixcache.index.base import ApplyAnswer, Commit, Match, Registration, SweepAnswer
@@ -119,6 +119,14 @@ class FaultyRegistry(MemoryRegistry):
     async def withdraw(self, record: WorkerRecord) -> None:
         await self.faults.pass_or_fail()
         await super().withdraw(record)
+
+    async def namespaces(self) -> Collection[str]:
+        await self.faults.pass_or_fail()
+        return await super().namespaces()
+
+    async def forget_namespace(self, namespace: str) -> None:
+        await self.faults.pass_or_fail()
+        await super().forget_namespace(namespace)
 
     async def workers(self) -> Mapping[WorkerRecord, bool]:
         await self.faults.pass_or_fail()

@@ -73,6 +73,9 @@ local function live_claims(run)
 end
 
 local function has_live_claim(run)
+  if run == '' then -- a long list that the server evicted
+    return false
+  end
   local first = read('>I4', run)
   return live_by_owner[first - first % 4] or #live_claims(run) > 0
 end

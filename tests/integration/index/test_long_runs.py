@@ -76,3 +76,16 @@ async def test_claims_of_every_tier_are_matched(any_server: Server) -> None:
             any_server.command("HSET", BUCKET, block.to_bytes(8, "big")[1:], run)
         assert (await world.index.match(chain)).depths == {one: 10, two: 6}
         any_server.flush()
+
+
+async def test_a_run_that_the_server_evicted_is_nobody_and_hides_nobody(any_server: Server) -> None:
+    """A server that was told to evict keys may take a long run from under its marker."""
+    async with redis_world(any_server) as world:
+        incarnations = [(await world.index.register()).incarnation for _ in range(INLINE_CLAIMS + 1)]
+        for incarnation in incarnations:
+            await world.index.apply(incarnation, 1, [BLOCK, BLOCK + 1, BLOCK + 2], [])
+        any_server.command("DEL", f"{KEYS.long_runs}{BLOCK + 1:016x}")
+        assert (await world.index.match([BLOCK, BLOCK + 1])).depths == dict.fromkeys(incarnations, 1)
+        assert (await world.index.match([BLOCK + 1])).depths == {}
+        assert (await world.index.match([BLOCK, BLOCK + 1, BLOCK + 2])).depths == dict.fromkeys(incarnations, 3)
+        any_server.flush()

@@ -263,3 +263,19 @@ async def test_run_survives_an_error_that_nobody_thought_of(caplog: pytest.LogCa
     (record,) = [record for record in caplog.records if record.name == LOGGER]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+async def test_a_namespace_whose_workers_left_is_swept_by_keepers_that_never_saw_them() -> None:
+    """Workers take leave, and all proxies are started anew before the sweep: only the registry knows the namespace."""
+    deployment = Deployment()
+    record = await deployment.start("w")
+    await deployment.store.registry().withdraw(record)
+    deployment.renewed.clear()
+    deployment.keeper = Keeper(deployment.store, keeper_id="k2", clock=deployment.clock)
+    await deployment.turns(DEAD_AFTER_S + LEASE_S + 2)
+    assert not deployment.holds_claims(record)
+    assert await deployment.store.registry().namespaces() == {ONE}
+    await deployment.turns(RECORD_DEAD_AFTER_S)
+    assert await deployment.store.registry().namespaces() == set()
+    await deployment.start("w")
+    assert await deployment.store.registry().namespaces() == {ONE}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,3 +178,25 @@ def test_what_is_no_id_of_a_proxy_is_refused(proxy_id: str) -> None:
 def test_a_prefill_belongs_to_the_class_whose_bound_it_does_not_exceed() -> None:
     assert [waiting_class(prefill_s) for prefill_s in (0.0, 0.25, 0.26, 1.0, 4.0, 16.0, 16.1)] == [0, 0, 1, 1, 2, 3, 4]
     assert len(NO_WAITING) == NUM_WAITING_CLASSES == len(WAITING_CLASSES_S) + 1
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 1e30])
+@pytest.mark.parametrize("name", ["rest_s", "prefill_rate", "inter_token_latency_s", "oldest_age_s"])
+def test_a_worker_record_with_a_number_that_cannot_be_counts_for_nothing(name: str, number: float) -> None:
+    worker = msgspec.structs.replace(WORKER, **{name: number})
+    assert decode_load_of({WORKER_WRITER: stored(worker)}, WRITTEN_MS) == IncarnationLoad()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 1e30])
+def test_a_proxy_record_with_a_number_that_cannot_be_counts_for_nothing(number: float) -> None:
+    for load in (
+        msgspec.structs.replace(PROXY_LOAD, prefilling_s=number),
+        msgspec.structs.replace(PROXY_LOAD, waiting_s=(*PROXY_LOAD.waiting_s[1:], number)),
+    ):
+        assert decode_load_of({PROXY: stored(load)}, WRITTEN_MS) == IncarnationLoad()
+
+
+def test_a_rate_next_to_nothing_is_none() -> None:
+    load = decode_load_of({WORKER_WRITER: stored(msgspec.structs.replace(WORKER, prefill_rate=1e-40))}, WRITTEN_MS)
+    assert load.worker is not None
+    assert load.worker.prefill_rate == 0.0
