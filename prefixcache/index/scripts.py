@@ -33,7 +33,7 @@ class Script:
 
 
 _WRITES_WITHOUT_MEMORY = "#!lua flags=allow-oom\n"
-"""Leases and loads are bounded by the number of processes: a server that is full must not take its workers for gone."""
+"""Leases and loads are bounded by the number of processes: a full server must neither lose workers nor refuse any."""
 
 
 def _compose(name: str, *parts: str, head: str = "") -> Script:
@@ -43,9 +43,9 @@ def _compose(name: str, *parts: str, head: str = "") -> Script:
     return Script(name=name, text=text, sha1=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-REGISTER: Final = _compose("register", "preamble")
+REGISTER: Final = _compose("register", "preamble", head=_WRITES_WITHOUT_MEMORY)
 RENEW: Final = _compose("renew", "preamble", "loads", head=_WRITES_WITHOUT_MEMORY)
-RETIRE: Final = _compose("retire", "preamble", "loads")
+RETIRE: Final = _compose("retire", "preamble", "loads", head=_WRITES_WITHOUT_MEMORY)
 COMMIT: Final = _compose("commit", "preamble", "loads")
 EXCHANGE_LOADS: Final = _compose("exchange_loads", "preamble", "loads", head=_WRITES_WITHOUT_MEMORY)
 MATCH: Final = _compose("match", "preamble", "buckets")

@@ -244,6 +244,10 @@ async def test_server_without_memory_keeps_its_workers_and_their_load(any_server
             loads = await world.index.exchange_loads(PROXY_ONE, own, [one])
             assert loads[one].worker is not None and loads[one].proxies[PROXY_ONE].running == 3
             assert (await world.index.match([1])).depths == {one: 1}
+            another = (await world.index.register()).incarnation
+            assert await world.index.renew(another)
+            await world.index.retire(one)
+            assert (await world.index.match([1])).depths == {}
         finally:
             any_server.command("CONFIG", "SET", "maxmemory", 0)
 
