@@ -37,12 +37,13 @@ PROXY_ID = "00000000000000ab"
 PROXY = proxy_writer(PROXY_ID)
 
 F32 = st.floats(0, 2.0**30, width=32)
+RATES = st.just(0.0) | st.floats(0.0625, 2.0**30, width=32)
 VERSIONS = st.integers(0, 2**53)
 WORKER_LOADS = st.builds(
     WorkerLoad,
     version=VERSIONS,
     rest_s=F32,
-    prefill_rate=F32,
+    prefill_rate=RATES,
     inter_token_latency_s=F32,
     available_blocks=st.integers(0, 2**32 - 1),
     oldest_age_s=F32,
