@@ -15,13 +15,15 @@ from prefixcache.types import CacheGeometry
 
 WORKER_ID_PATTERN = r"^[!-~]{1,128}$"
 """Printable ASCII without blanks: an id goes into headers and labels, and Redis is not to be trusted with those."""
+ADDRESS_PATTERN = r"^[!-~]{1,255}:[0-9]{1,5}$"
+"""Likewise: an address goes into logs."""
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. Unknown fields are ignored, so that versions can be mixed during an upgrade."""
 
     worker_id: Annotated[str, msgspec.Meta(pattern=WORKER_ID_PATTERN)]
-    address: str
+    address: Annotated[str, msgspec.Meta(pattern=ADDRESS_PATTERN)]
     """HOST:PORT that serves protocol v1 and the worker's HTTP on one port."""
     namespace: str
     incarnation: int

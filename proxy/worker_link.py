@@ -123,7 +123,8 @@ class WorkerLink:
                 self.renderer = await self._tokenizers.renderer(self.record.tokenizer_fingerprint, self.record.address)
                 await self._hold_stream()
                 pause_s = RECONNECT_FIRST_S
-            except (OSError, TimeoutError, PrefixCacheError) as error:
+            except (OSError, TimeoutError, UnicodeError, OverflowError, PrefixCacheError) as error:
+                # UnicodeError: the address names no host; OverflowError: no port.
                 self._log.warning(
                     f"connect {self.worker_id}",
                     "worker %s at %s is not reachable: %s",

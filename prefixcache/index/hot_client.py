@@ -199,11 +199,14 @@ class HotClient:
             futures.append(self._loop.create_future())
             connection.send(futures[-1], *words)
         replies = await asyncio.gather(*futures, return_exceptions=True)
+        last_words: ReplyError | None = None
         for at, reply in enumerate(replies):
             if isinstance(reply, IndexUnavailable):
-                raise reply
-            if isinstance(reply, ReplyError) and (at < len(needed) or _code(reply) not in ("ERR", "NOPERM")):
-                raise redis_errors.refused(self.place, str(reply))
+                raise reply if last_words is None else redis_errors.refused(self.place, str(last_words))
+            if isinstance(reply, ReplyError):
+                last_words = reply
+                if at < len(needed) or _code(reply) not in ("ERR", "NOPERM"):
+                    raise redis_errors.refused(self.place, str(reply))
 
     async def _close(self, keeping: asyncio.Task[None]) -> None:
         """What was sent gets the usual time; nothing is left behind."""

@@ -136,6 +136,8 @@ class HotConnection(asyncio.Protocol):
             self._breaker.answered()
             if not receiver.done():
                 receiver.set_result(reply)
+        elif isinstance(reply, hiredis.ReplyError):  # How a server with too many clients turns one away.
+            self.abort(redis_errors.refused(self._place, str(reply)))
         else:
             self.abort(redis_errors.failed(self._place, "it sent a reply that nothing asked for"))
 

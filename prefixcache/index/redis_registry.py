@@ -106,6 +106,9 @@ def _decode(worker_id: bytes, content: bytes) -> WorkerRecord:
         or record.stride <= 0
         or not record.served_names
         or not 0 < record.incarnation < 2**INCARNATION_BITS
+        or not 0 < record.max_model_len < 2**31
     ):
-        raise ValueError("block size, stride, incarnation or served names are out of range")
+        raise ValueError("block size, stride, incarnation, model length or served names are out of range")
+    if not all(name.isprintable() for name in (record.model, record.revision, *record.served_names)):
+        raise ValueError("the model's names are not printable")
     return record

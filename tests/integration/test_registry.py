@@ -78,6 +78,32 @@ async def test_malformed_records_are_not_read(any_server: Server) -> None:
         assert await store.registry().workers() == {}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"address": ""},
+        {"address": "host:"},
+        {"address": "host:80/x"},
+        {"address": "host:80\r\nINFO a forged line"},
+        {"address": "h ost:80"},
+        {"address": "h" * 256 + ":80"},
+        {"max_model_len": 0},
+        {"max_model_len": 2**31},
+        {"model": "a\nb"},
+        {"revision": "\x1b[31m"},
+        {"served_names": ("tiny", "a\x00b")},
+    ],
+)
+async def test_records_of_what_no_worker_says_of_itself_are_not_read(
+    any_server: Server, fields: dict[str, object]
+) -> None:
+    sound, other = worker_record(worker_id="sound"), worker_record(worker_id="other", **fields)
+    for record in (sound, other):
+        any_server.command("HSET", "deploy:reg", record.worker_id, msgspec.json.encode(record))
+    async with RedisStore.open(any_server.url, key_prefix="deploy") as store:
+        assert list(await store.registry().workers()) == [sound]
+
+
 async def test_a_namespace_is_named_until_it_is_forgotten(store: RedisStore | MemoryStore) -> None:
     registry = store.registry()
     one, other = worker_record(worker_id="one"), worker_record(worker_id="other", namespace=OTHER)

@@ -11,7 +11,7 @@
 local SECONDS_BEFORE_2025 = 1735689600
 local MOST = 2 ^ INCARNATION_BITS - 2
 local now = now_ms()
-local last = tonumber(redis.call('HGET', META, 'last_id') or 0)
+local last = tonumber(string.match(redis.call('HGET', META, 'last_id') or '', '^%d+$')) or 0
 local id = math.max(last + 1, tonumber(ARGV[4]) + 1, math.floor(now / 1000) - SECONDS_BEFORE_2025)
 if id > MOST then
   return redis.error_reply('ERR prefixcache: incarnation ids are used up')

@@ -23,8 +23,11 @@ end
 
 local now = now_ms()
 local watch = call('HMGET', META, 'swept_at', 'watched_since', 'cursor', 'dying')
-local swept_at, watched_since, cursor = tonumber(watch[1]), tonumber(watch[2]), tonumber(watch[3]) or 0
-if not swept_at or now < swept_at or now - swept_at > office_ms then
+local function noted(at)
+  return tonumber(string.match(watch[at] or '', '^%d+$'))
+end
+local swept_at, watched_since, cursor = noted(1), noted(2), noted(3) or 0
+if not swept_at or not watched_since or swept_at > now or watched_since > now or now - swept_at > office_ms then
   watched_since = now
 end
 local ended = {}
@@ -32,8 +35,15 @@ if now - watched_since >= dead_ms then
   ended = call('ZRANGEBYSCORE', LIVE, '-inf', string.format('(%.0f', now - dead_ms), 'LIMIT', 0, MOST_DEAD)
 end
 
--- Claims held by those that have no lease entry, or just lost it.
+-- Claims held by those that have no lease entry, or just lost it. What names no incarnation has none and goes at once.
 local held_by_dead, num_dead = {}, 0
+local function add_dead(name, held)
+  local incarnation = tonumber(name)
+  local is_one = string.match(name, '^[1-9]%d*$') and incarnation < 2 ^ INCARNATION_BITS
+  held_by_dead[is_one and incarnation or name] = is_one and tonumber(held) or 0
+  num_dead = num_dead + 1
+end
+
 local function find_dead()
   local is_ended = {}
   for at = 1, #ended do
@@ -48,8 +58,7 @@ local function find_dead()
     local leases = call('ZMSCORE', LIVE, unpack(names))
     for at = 1, #names do
       if not leases[at] or is_ended[names[at]] then
-        held_by_dead[tonumber(names[at])] = tonumber(counts[first + at * 2 - 1])
-        num_dead = num_dead + 1
+        add_dead(names[at], counts[first + at * 2 - 1])
       end
     end
   end
@@ -181,7 +190,7 @@ local function write_counts()
   -- Who was dead for a whole round has no claim left, whatever is counted: a server that evicts keys lost some.
   local is_over = {}
   if cursor > LAST_HEAD then
-    for at = 1, #(watch[4] or ''), 4 do
+    for at = 1, #(watch[4] or '') - 3, 4 do
       is_over[read('>I4', watch[4], at)] = true
     end
   end

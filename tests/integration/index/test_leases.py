@@ -64,6 +64,15 @@ async def test_ids_follow_the_clock_and_the_last_one(any_server: Server) -> None
         assert (await world.index.register()).incarnation == first + 1_002
 
 
+@pytest.mark.parametrize("last_id", ["", "abc", "-5", "nan", "1e3"])
+async def test_a_last_id_that_is_no_number_is_none(any_server: Server, last_id: str) -> None:
+    async with redis_world(any_server) as world:
+        any_server.command("HSET", KEYS.meta, "last_id", last_id)
+        first = (await world.index.register()).incarnation
+        assert 0 < first < 2**30
+        assert (await world.index.register()).incarnation == first + 1
+
+
 async def test_ids_are_used_up_with_an_error(any_server: Server) -> None:
     async with redis_world(any_server) as world:
         any_server.command("HSET", KEYS.meta, "last_id", 2**30 - 3)

@@ -325,3 +325,27 @@ async def test_a_sweep_ends_where_the_server_lost_keys(any_server: Server) -> No
             living,
         )
         any_server.flush()  # its content is not whole
+
+
+@pytest.mark.parametrize("field", ["cursor", "dying", "swept_at", "watched_since"])
+@pytest.mark.parametrize("value", ["-5", "nan", "1e30", "abc"])
+async def test_a_keeper_whose_notes_were_written_over_goes_on(any_server: Server, field: str, value: str) -> None:
+    async with redis_world(any_server) as world:
+        dead, living = await registered(world, 2)
+        await hold(world, dead, list(range(1, 300)))
+        await hold(world, living, list(range(200, 400)))
+        await world.index.retire(dead)
+        any_server.command("HSET", KEYS.meta, field, value)
+        assert (await sweep_all(world))[1] == 299
+        assert (await world.index.match([*range(200, 400)])).depths == {living: 200}
+
+
+@pytest.mark.parametrize("name", ["abc", "", "-7", "0", "007", "1.5", "nan", "99999999999999", str(2**30)])
+async def test_counts_of_what_is_no_incarnation_go(any_server: Server, name: str) -> None:
+    async with redis_world(any_server) as world:
+        (dead,) = await registered(world, 1)
+        await hold(world, dead, CHAIN)
+        await world.index.retire(dead)
+        any_server.command("HSET", KEYS.claims_held, name, "7")
+        assert (await sweep_all(world))[1] == len(CHAIN)
+        assert any_server.command("EXISTS", KEYS.claims_held) == b":0\r\n"

@@ -249,6 +249,21 @@ async def test_a_worker_of_another_namespace_at_that_address_is_refused(
         await proxy.ready()
 
 
+@pytest.mark.parametrize("address", [f"{'h' * 70}.test:80", "..:80", "127.0.0.1:99999"])
+@pytest.mark.parametrize("knows_tokenizer", [True, False])
+async def test_an_address_that_names_no_host_is_not_reachable(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture, address: str, *, knows_tokenizer: bool
+) -> None:
+    async with running_proxy(store) as proxy, FakeWorker.open(store, announce=knows_tokenizer) as worker:
+        if knows_tokenizer:
+            await proxy.ready()
+        odd = msgspec.structs.replace(worker.record, worker_id="odd", address=address)
+        await store.registry().announce(odd)
+        await eventually(lambda: "worker odd at" in caplog.text)
+    assert sum("is not reachable" in record.getMessage() for record in caplog.records) == 1
+    assert not any(record.exc_info for record in caplog.records)
+
+
 async def test_one_name_in_two_namespaces_goes_where_most_workers_are(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:

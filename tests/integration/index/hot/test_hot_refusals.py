@@ -137,3 +137,21 @@ async def test_script_that_the_server_will_not_keep_is_sent_once_more_and_no_mor
         await echo(client, 2)
         assert (fake.seen.count(b"EVALSHA"), fake.seen.count(b"EVAL")) == (3, 2)
         assert client.is_available
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_server_that_turns_a_connection_away_is_quoted(
+    path: Path, caplog: pytest.LogCaptureFixture, *, waits: bool
+) -> None:
+    """Whether its word comes before the handshake was sent, or in the place of its first reply."""
+
+    async def turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if waits:
+            await reader.read(1 << 16)
+        writer.write(b"-ERR max number of clients reached\r\n")
+        writer.close()
+
+    async with await asyncio.start_unix_server(turn_away, path), hot_client(f"unix://{path}") as client:
+        with pytest.raises(IndexUnavailable, match="max number of clients"):
+            await echo(client, 1)
+    assert "max number of clients" in caplog.text
