@@ -51,24 +51,26 @@ def _load_file(context: click.Context, _parameter: click.Parameter, path: Path |
     context.default_map = {**(context.default_map or {}), **defaults}
 
 
-def worker_token_option(function: Callable[..., None]) -> Callable[..., None]:
-    """The setting that workers and proxies share; it has no place on a command line, which any user can read."""
+def secret_option(name: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A setting that has no place on a command line, which any user of the machine can read."""
+    flag = f"--{name}"
+    variable = f"{ENVIRONMENT_PREFIX}_{name.replace('-', '_').upper()}"
 
     def from_elsewhere(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
             raise click.BadParameter(
-                f"any user of the machine can read a command line; set {ENVIRONMENT_PREFIX}_WORKER_TOKEN in the "
-                "environment, or worker-token in the settings file"
+                f"any user of the machine can read a command line; set {variable} in the environment, or {name} in "
+                "the settings file"
             )
         return value
 
-    return click.option(
-        "--worker-token",
-        callback=from_elsewhere,
-        show_default=False,
-        metavar="TEXT",
-        help="Secret that proxies and workers prove to each other; not as a flag.  [default: none, anyone is served]",
-    )(function)
+    return click.option(flag, callback=from_elsewhere, show_default=False, metavar="TEXT", help=help)
+
+
+worker_token_option = secret_option(
+    "worker-token",
+    "Secret that proxies and workers prove to each other; not as a flag.  [default: none, anyone is served]",
+)
 
 
 def _options(command: click.Command) -> list[click.Option]:

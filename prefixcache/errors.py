@@ -7,7 +7,11 @@ PrefixCacheError
 │   ├── RequestTooLarge       413, the body is over the limit
 │   └── ModelNotFound         404, no worker serves that name
 ├── Unavailable               503, the same request may succeed later or on another worker
+│   ├── Overloaded            429, too many requests wait already; `retry_after_s` says when to come again
+│   └── EngineUnreachable     no connection to the engine: it has seen nothing of the request
 ├── WorkerFault               502, the worker failed while it held the request
+│   └── EngineFault           an engine broke off, or its answer is no HTTP
+│       └── EngineTimeout     504, an engine sent nothing for too long
 ├── ProtocolError             a peer on the worker stream broke protocol v1; its connection is closed
 │   └── MalformedFrame        (protocol.py) one frame has wrong content; only its request fails
 ├── IndexUnavailable          Redis did not answer in time or at all; go on without a prediction
@@ -66,6 +70,26 @@ class Unavailable(PrefixCacheError):
     status = 503
     kind = "server_error"
     code = "unavailable"
+    retry_after_s: int | None = None
+    """When to try again, where that is known."""
+
+
+class Overloaded(Unavailable):
+    """Too many requests wait already."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnreachable(Unavailable):
+    """No connection to the engine could be made; it has seen nothing of the request."""
+
+    code = "engine_unreachable"
 
 
 class WorkerFault(PrefixCacheError):
@@ -74,6 +98,19 @@ class WorkerFault(PrefixCacheError):
     status = 502
     kind = "server_error"
     code = "worker_fault"
+
+
+class EngineFault(WorkerFault):
+    """The engine broke off its answer, or what it sent is no answer."""
+
+    code = "engine_fault"
+
+
+class EngineTimeout(EngineFault):
+    """The engine sent nothing for longer than is waited."""
+
+    status = 504
+    code = "engine_timeout"
 
 
 class ProtocolError(PrefixCacheError):

@@ -57,6 +57,25 @@ def root_hash(
     return xxhash.xxh3_64_intdigest(framed(fields), seed=seed)
 
 
+def engine_root(
+    *, seed: int, model: str, unit: str, tokenizer: str, index_block_units: int, cache_keys: Mapping[str, str]
+) -> int:
+    """Parent of index block 0 of a prompt for a plain engine; never that of a prompt for a worker of our own.
+
+    `model` is the name by which it is served, which for an adapter is the adapter's; `tokenizer` the fingerprint of
+    its files or, without them, "bytes"; `cache_keys` whatever the client sent to keep its prompts apart, by field.
+    """
+    fields = {
+        "scheme": str(SCHEME_VERSION),
+        "engine_model": model,
+        "unit": unit,
+        "tokenizer": tokenizer,
+        "index_block": str(index_block_units),
+        **{f"key:{name}": value for name, value in sorted(cache_keys.items())},
+    }
+    return xxhash.xxh3_64_intdigest(framed(fields), seed=seed)
+
+
 def namespace(*, model: str, revision: str, tokenizer_fingerprint: str, block_size: int, stride: int) -> str:
     """16 hex digits that name the index two workers share. Adapter, tenant and salt enter the root hash only."""
     fields = {
@@ -70,6 +89,12 @@ def namespace(*, model: str, revision: str, tokenizer_fingerprint: str, block_si
     return hashlib.sha256(framed(fields)).hexdigest()[:16]
 
 
+def engine_namespace() -> str:
+    """16 hex digits that name the index of all plain engines of a deployment; all else that differs enters the root."""
+    fields = {"scheme": str(SCHEME_VERSION), "kind": "plain engines"}
+    return hashlib.sha256(framed(fields)).hexdigest()[:16]
+
+
 def next_hash(parent: int, block: bytes) -> int:
     """Hash of one full block; `block` holds its ids as u32 little-endian bytes."""
     return xxhash.xxh3_64_intdigest(parent.to_bytes(8, "little") + block)
@@ -77,11 +102,15 @@ def next_hash(parent: int, block: bytes) -> int:
 
 def block_hashes(root: int, prompt: bytes, block_size: int) -> list[int]:
     """Chained hashes of every full block of `prompt`, ids packed by `types.pack_tokens`."""
-    width = 4 * block_size
+    return chain(root, prompt, 4 * block_size)
+
+
+def chain(root: int, units: bytes, width: int) -> list[int]:
+    """Chained hashes of every full run of `width` bytes."""
     hashes: list[int] = []
     parent = root
-    for start in range(0, len(prompt) - width + 1, width):
-        parent = next_hash(parent, prompt[start : start + width])
+    for start in range(0, len(units) - width + 1, width):
+        parent = next_hash(parent, units[start : start + width])
         hashes.append(parent)
     return hashes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import NoReturn, Protocol, TypeVar
 
 from prefixcache.errors import IndexUnavailable
@@ -35,10 +35,19 @@ class KeptStore(Protocol):
 class Keeper:
     """Never ends by itself; a store that does not answer is waited for."""
 
-    def __init__(self, store: KeptStore, *, keeper_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: KeptStore,
+        *,
+        keeper_id: str,
+        namespaces: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`namespaces`: those to be kept clean though no worker registers in them."""
         self._store = store
         self._keeper_id = keeper_id
         self._clock = clock
+        self._always = frozenset(namespaces)
         self._named_at_s: dict[str, float] = {}
         """When a record last named each namespace, or it was first found: the leases in one that nobody names any more
         may still have to be dead."""
@@ -79,7 +88,7 @@ class Keeper:
             self._named_at_s = dict.fromkeys(self._named_at_s, now_s)
         self._read_at_s = now_s
         self._named_at_s = dict.fromkeys(namespaces, now_s) | self._named_at_s
-        self._named_at_s |= dict.fromkeys((record.namespace for record in workers), now_s)
+        self._named_at_s |= dict.fromkeys((*self._always, *(record.namespace for record in workers)), now_s)
         self._gone_since_s = {
             record: self._gone_since_s.get(record, now_s) for record, is_live in workers.items() if not is_live
         }

@@ -141,6 +141,50 @@ END_WAIT_S = 1.0
 """Wait for a worker's last word after an abort on a stop string; the usage in it is the true one."""
 SECRET_READ_S = 5.0
 
+# --- plain engines ----------------------------------------------------------------------------------------
+ENGINE_ASK_S = 2.0
+"""Between two probes of an engine that is up."""
+ENGINE_ASK_TIMEOUT_S = 5.0
+"""For each question of a probe."""
+ENGINE_FAILED_PROBES = 2
+"""So many in a row, and an engine that was up is down; a refused connection of a request is enough."""
+ENGINE_RETRY_FIRST_S = 0.25
+ENGINE_RETRY_MOST_S = 5.0
+"""Between two probes of an engine that is down, doubled from the first to the most."""
+ENGINE_SUSPECT_S = 2.0
+"""An engine that takes longer to list its models gets no further request as long as another one may take it."""
+ENGINE_STUCK_S = 60.0
+"""Nor does one with requests that sent no byte and counted no token for so long."""
+FAMILY_READ_S = 0.25
+"""A generation that another proxy opened is known after this time; it has claims only when one more was opened."""
+FAMILY_SETTLED_S = 5.0
+"""Proxies see within this time that an engine lost its cache; what the first one began is not begun again."""
+MAX_QUEUED_CLAIMS = 256
+"""Prompts of one engine whose claims wait to be written; of more the oldest are lost."""
+
+# --- connections to engines -------------------------------------------------------------------------------
+ENGINE_CONNECTIONS = 1_024
+"""Requests at once to one engine; a further one waits. Far above what an engine runs at once (vLLM: 256 sequences)."""
+ENGINE_KEEP_ALIVE_S = 4.0
+"""An idle connection is not used again after this time: uvicorn, so vLLM and SGLang, closes its own after 5 s."""
+ENGINE_KEEP_ALIVE_SHARE = 0.8
+"""Of the time that an engine names in `Keep-Alive: timeout=N`: the rest is for the way there and a late loop."""
+ENGINE_GAP_S = 300.0
+"""Between two pieces of an answer's body: a preempted sequence is computed anew before its next token.
+
+There is none before the first piece, unless it is set: a long prompt behind others, or a whole answer that is not
+streamed, may take half an hour; a host that vanished is found by ENGINE_PROBE_S, a hung engine by its health.
+"""
+ENGINE_PROBE_S = 30
+"""A connection on which nothing came for this long is probed by the kernel ..."""
+ENGINE_PROBE_INTERVAL_S = 10
+ENGINE_LOST_S = 60
+"""... and given up after this time without any sign from the engine's host, also while a request waits to be read."""
+ENGINE_WATCH_S = 1.0
+"""Most time between two looks at what is overdue; a quarter of the shortest limit if that is less."""
+MAX_ENGINE_HEAD_BYTES = 64 * 1024
+"""Bytes of an engine's head; also those between two pieces of a body, of chunk extensions and trailers."""
+
 # --- proxy ------------------------------------------------------------------------------------------------
 MAX_MATCHES_AT_ONCE = 8
 """Prompts of one request that are looked up together; other requests share the connection to Redis."""
@@ -157,3 +201,22 @@ SHUTDOWN_CLOSE_S = 1.0
 RETRY_AFTER_S = 1
 SAME_WARNING_S = 10.0
 """A warning that repeats is logged once in this time."""
+
+# --- requests to plain engines ----------------------------------------------------------------------------
+MAX_SSE_EVENT_BYTES = 8 * 1024 * 1024
+"""Longest event, or whole answer, that is looked into; of a longer one the usage is not known, its bytes go on."""
+MAX_HELD_REQUESTS = 1_024
+"""Requests of one proxy that wait for one engine; a further one is told when to come again."""
+HELD_BATCH_S = 0.05
+"""Prefills that together take no longer than this are given to an engine at once: it computes them in one step."""
+HELD_OVERRUN = 1.5
+HELD_OVERRUN_S = 0.05
+"""A prefill whose end nobody sees, for its answer comes whole, is taken for done after 1.5 x its estimate and this."""
+HELD_STREAM_S = 30.0
+"""So is one of a stream that has not begun after this time, or ten times the estimate: an engine that is full of
+decodes, or holds its streams back, is not kept from what it could do besides."""
+HELD_DOWN_S = 10.0
+"""Wait for an engine to come back, while none that serves the model is up."""
+RETRY_AFTER_MOST_S = 60
+RELAY_BACKLOG_BYTES = 256 * 1024
+"""Bytes a client may leave unread before its engine is read no further."""

@@ -98,6 +98,11 @@ class ProxyMetrics:
             "num_requests_running", "Requests of this proxy started on the worker", ("worker",)
         )
         self.workers_ready = gauge("workers_ready", "Workers connected and ready", ("model",))
+        self.engine_up = gauge("engine_up", "1 if the engine answers; 0: it gets no request", ("engine",))
+        self.engine_slow = gauge(
+            "engine_slow", "1 if the engine gets requests only where no other one may take them", ("engine",)
+        )
+        self.engine_probe_failures = counter("engine_probe_failures", "Probes that an engine failed", ("engine",))
 
 
 class WorkerMetrics:

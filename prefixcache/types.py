@@ -6,12 +6,19 @@ import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 KV_BLOCK_SIZE = 16
 """Tokens of one KV block in the own worker."""
 
 INDEX_STRIDE = 4
 """KV blocks of one index block: 64 tokens (16-token granularity costs 4x for no better routing)."""
+
+INDEX_BLOCK_BYTES = 256
+"""Index block of a plain engine whose tokenizer is not known: about 64 tokens of English."""
+
+Unit = Literal["token", "byte"]
+"""What the prompt of a plain engine is measured in: token ids, or bytes where its tokenizer is not known."""
 
 if sys.byteorder != "little" or array("I").itemsize != 4:
     raise ImportError("prefixcache packs token ids as u32 little-endian and runs on little-endian hosts only")
@@ -47,3 +54,28 @@ class CacheGeometry:
     def predicted_hit_tokens(self, matched_index_blocks: int, prompt_tokens: int) -> int:
         """Tokens that a worker with this match is expected to reuse."""
         return min(matched_index_blocks * self.index_block_tokens, self.reusable_tokens(prompt_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGeometry:
+    """How the prompt of a plain engine maps to index blocks, and these to the tokens that the engine may reuse."""
+
+    unit: Unit
+    block_size: int = KV_BLOCK_SIZE
+    """Tokens of one KV block in the engine."""
+
+    @property
+    def index_block_units(self) -> int:
+        if self.unit == "byte":
+            return INDEX_BLOCK_BYTES
+        return max(KV_BLOCK_SIZE * INDEX_STRIDE, self.block_size)
+
+    @property
+    def index_block_bytes(self) -> int:
+        """Bytes of `EnginePrompt.units` behind one index hash."""
+        return self.index_block_units * (4 if self.unit == "token" else 1)
+
+    def predicted_hit_tokens(self, matched_index_blocks: int, prompt_tokens: int, *, tokens_per_unit: float) -> int:
+        """Tokens that an engine with this match should reuse: whole blocks, and one token is always computed."""
+        matched = int(matched_index_blocks * self.index_block_units * tokens_per_unit)
+        return min(matched, max(prompt_tokens - 1, 0)) // self.block_size * self.block_size

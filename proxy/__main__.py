@@ -8,20 +8,26 @@ import os
 import random
 import signal
 import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import click
 import uvloop
 
-from prefixcache.config import settings_command, worker_token_option
+from prefixcache.config import secret_option, settings_command, worker_token_option
 from prefixcache.errors import ConfigError
 from prefixcache.index.keys import DEFAULT_KEY_PREFIX
+from prefixcache.local_store import LocalStore
 from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
 from prefixcache.store import RedisStore
 from prefixcache.worker_token import check_token
 from proxy.app import AppParts, create_app
 from proxy.config import DEFAULT_HOST, DEFAULT_PORT, DEFAULT_REDIS_URL, ProxySettings
 from proxy.cors import check_origins
+from proxy.engines.engine_place import read_engine_places
+from proxy.engines.engine_settings import EngineSettings
 from proxy.server import serving
+from proxy.store import Store
 
 _logger = logging.getLogger("proxy")
 
@@ -29,13 +35,16 @@ _logger = logging.getLogger("proxy")
 async def run(settings: ProxySettings) -> None:
     """Serves until SIGINT or SIGTERM. Raises ConfigError."""
     parts = AppParts(
-        open_store=lambda: RedisStore.open(settings.redis_url, key_prefix=settings.key_prefix),
+        open_store=lambda: _open_store(settings),
+        has_redis=settings.redis_url is not None,
         policy=POLICIES[settings.policy](random.Random()),
         secret=settings.secret,
         worker_token=settings.worker_token,
         cors_origins=settings.cors_origins,
+        engines=settings.engines,
     )
     check_origins(settings.cors_origins)
+    read_engine_places(settings.engines.urls)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -46,8 +55,42 @@ async def run(settings: ProxySettings) -> None:
         _logger.info("stopping")
 
 
-@settings_command("proxy", help="Serve OpenAI-compatible chat and text completions in front of the registered workers.")
-@click.option("--redis", default=DEFAULT_REDIS_URL, help="Redis or Valkey: redis://, rediss:// or unix://.")
+def _open_store(settings: ProxySettings) -> AbstractAsyncContextManager[Store]:
+    if settings.redis_url is None:
+        return LocalStore.open()
+    return RedisStore.open(settings.redis_url, key_prefix=settings.key_prefix)
+
+
+@settings_command("proxy", help="Serve the OpenAI API in front of registered workers and plain engines.")
+@click.option(
+    "--redis",
+    default=None,
+    show_default=f"{DEFAULT_REDIS_URL}; with --engine none, for a single proxy in front of engines alone",
+    help="Redis or Valkey: redis://, rediss:// or unix://.",
+)
+@click.option(
+    "--engine",
+    multiple=True,
+    metavar="URL",
+    help="OpenAI-compatible server to stand in front of, as http://10.0.0.5:8000; vLLM, SGLang, others. Repeatable.",
+)
+@click.option(
+    "--tokenizer",
+    default=None,
+    show_default="none, prefixes are found by the bytes of the request",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with the tokenizer of the model that the engines serve.",
+)
+@click.option(
+    "--engine-capacity",
+    default=None,
+    show_default="ample",
+    metavar="BLOCKS",
+    type=click.IntRange(min=1),
+    help="KV blocks of each engine whose metrics do not tell.",
+)
+@secret_option("engine-api-key", "Key with which engines are asked for their models; not as a flag.  [default: none]")
 @click.option("--host", default=DEFAULT_HOST, help="Address to listen on.")
 @click.option(
     "--port", default=DEFAULT_PORT, type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one."
@@ -67,7 +110,11 @@ async def run(settings: ProxySettings) -> None:
     help="Origin whose pages may call this proxy from a browser, as https://chat.example.org; * for any. Repeatable.",
 )
 def main(
-    redis: str,
+    redis: str | None,
+    engine: tuple[str, ...],
+    tokenizer: Path | None,
+    engine_capacity: int | None,
+    engine_api_key: str | None,
     host: str,
     port: int,
     policy: str,
@@ -79,7 +126,7 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
     try:
         settings = ProxySettings(
-            redis_url=redis,
+            redis_url=redis or (None if engine else DEFAULT_REDIS_URL),
             host=host,
             port=port,
             policy=policy,
@@ -87,6 +134,9 @@ def main(
             secret=os.fsencode(secret) if secret else None,
             worker_token=check_token(worker_token),
             cors_origins=cors_origin,
+            engines=EngineSettings(
+                urls=engine, tokenizer=tokenizer, capacity_blocks=engine_capacity, api_key=engine_api_key or None
+            ),
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(settings))

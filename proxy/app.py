@@ -13,14 +13,25 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from prefixcache.errors import Unavailable
+from prefixcache.hashing import engine_namespace
 from prefixcache.keeper import Keeper
 from prefixcache.limits import MAX_BODY_BYTES, SHUTDOWN_GRACE_S, TOKENIZE_THREADS
 from prefixcache.load import new_proxy_id
 from prefixcache.metrics import ProxyMetrics
+from prefixcache.rendering.engine_prompt import EnginePrompts
+from prefixcache.rendering.renderer import Renderer
+from prefixcache.rendering.tokenizer_files import TokenizerFiles
 from prefixcache.routing.base import Policy
 from proxy.access_log import access_middleware
 from proxy.cache_stats import CacheStats
 from proxy.cors import cors_middleware, cors_signal
+from proxy.destination import Destinations
+from proxy.dispatch import Dispatch
+from proxy.engines.engine_families import EngineFamilies
+from proxy.engines.engine_fleet import EngineFleet
+from proxy.engines.engine_handler import EngineHandler
+from proxy.engines.engine_settings import EngineSettings
+from proxy.engines.headers import HeaderRules
 from proxy.error_answers import error_middleware
 from proxy.exchange import Books
 from proxy.fleet import Fleet
@@ -32,6 +43,7 @@ from proxy.prediction import Predictor, PromptReader
 from proxy.recent_placements import RecentPlacements
 from proxy.reports import ReportHandlers
 from proxy.secret import DeploymentSecret
+from proxy.served_models import ServedModels
 from proxy.store import Store
 from proxy.tokenize_handlers import TokenizeHandlers
 from proxy.tokenizer_fetch import Tokenizers
@@ -50,6 +62,9 @@ class AppParts:
     """The configured deployment secret."""
     worker_token: bytes | None = field(default=None, repr=False)
     """What workers and this proxy prove to each other; None connects to workers without one alone."""
+    engines: EngineSettings = field(default_factory=EngineSettings)
+    has_redis: bool = True
+    """Whether the store is one that proxies share."""
     cors_origins: Collection[str] = ()
     """Origins whose pages may call this proxy; none is told anything if there are none."""
 
@@ -64,6 +79,9 @@ EXECUTOR: web.AppKey[Executor] = web.AppKey("executor")
 TOKENIZERS = web.AppKey("tokenizers", Tokenizers)
 SECRET = web.AppKey("secret", DeploymentSecret)
 FLEET = web.AppKey("fleet", Fleet)
+ENGINES = web.AppKey("engines", EngineFleet)
+ENGINE_HANDLER = web.AppKey("engine_handler", EngineHandler)
+DISPATCH = web.AppKey("dispatch", Dispatch)
 LOADS = web.AppKey("loads", LoadTable)
 GENERATION = web.AppKey("generation", GenerationHandler)
 TOKENIZE = web.AppKey("tokenize", TokenizeHandlers)
@@ -85,13 +103,13 @@ def create_app(parts: AppParts) -> web.Application:
     app[LOG] = QuietLog(logging.getLogger("proxy"))
     app[PROXY_ID] = new_proxy_id()
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend([_store, _keeper, _executor, _tokenizers, _secret, _fleet, _loads, _handlers])
+    app.cleanup_ctx.extend([_store, _keeper, _executor, _tokenizers, _secret, _fleet, _engines, _loads, _handlers])
     app.add_routes(
         [
-            web.post("/v1/chat/completions", _calls(GENERATION, GenerationHandler.chat)),
-            web.post("/v1/completions", _calls(GENERATION, GenerationHandler.completion)),
-            web.post("/tokenize", _calls(TOKENIZE, TokenizeHandlers.tokenize)),
-            web.post("/detokenize", _calls(TOKENIZE, TokenizeHandlers.detokenize)),
+            web.post("/v1/chat/completions", _calls(DISPATCH, Dispatch.chat)),
+            web.post("/v1/completions", _calls(DISPATCH, Dispatch.completion)),
+            web.post("/tokenize", _calls(DISPATCH, Dispatch.tokenize)),
+            web.post("/detokenize", _calls(DISPATCH, Dispatch.detokenize)),
             web.get("/v1/models", _calls(REPORTS, ReportHandlers.models)),
             web.get("/v1/models/{name:.+}", _calls(REPORTS, ReportHandlers.model)),
             web.get("/health", _calls(HEALTH, HealthHandlers.health)),
@@ -100,6 +118,8 @@ def create_app(parts: AppParts) -> web.Application:
             web.get("/cache/stats", _calls(REPORTS, ReportHandlers.cache_stats)),
         ]
     )
+    if parts.engines.urls:
+        app.add_routes([web.route("*", "/{path:.*}", _calls(DISPATCH, Dispatch.anything_else))])
     return app
 
 
@@ -119,8 +139,10 @@ async def _drain(app: web.Application) -> None:
     try:
         async with asyncio.timeout(SHUTDOWN_GRACE_S):
             await app[GENERATION].idle()
+            await app[ENGINE_HANDLER].idle()
     except TimeoutError:
         app[FLEET].fail_all(Unavailable("the proxy is shutting down, try again"))
+        await app[ENGINES].fail_all()
 
 
 async def _store(app: web.Application) -> AsyncIterator[None]:
@@ -131,7 +153,8 @@ async def _store(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _keeper(app: web.Application) -> AsyncIterator[None]:
-    async with _running(Keeper(app[STORE], keeper_id=app[PROXY_ID]).run()):
+    namespaces = [engine_namespace()] if app[PARTS].engines.urls else []
+    async with _running(Keeper(app[STORE], keeper_id=app[PROXY_ID], namespaces=namespaces).run()):
         yield
 
 
@@ -160,8 +183,26 @@ async def _fleet(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
+async def _engines(app: web.Application) -> AsyncIterator[None]:
+    namespace = engine_namespace()
+    families = EngineFamilies(app[STORE].index(namespace), app[LOG])
+    async with EngineFleet.open(
+        app[PARTS].engines,
+        namespace=namespace,
+        make_claims=families.claims_of,
+        metrics=app[BOOKS].metrics,
+        log=app[LOG],
+    ) as fleet:
+        app[ENGINES] = fleet
+        if not fleet.links:
+            yield
+            return
+        async with _running(families.run(fleet.answering)), _running(fleet.run()):
+            yield
+
+
 async def _loads(app: web.Application) -> AsyncIterator[None]:
-    app[LOADS] = LoadTable(app[STORE], app[FLEET], app[PROXY_ID], app[LOG])
+    app[LOADS] = LoadTable(app[STORE], Destinations(app[FLEET], app[ENGINES]), app[PROXY_ID], app[LOG])
     async with _running(app[LOADS].run()):
         yield
 
@@ -185,10 +226,38 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         placer=placer,
         books=books,
     )
+    engines, served = app[ENGINES], ServedModels(app[FLEET], app[ENGINES])
+    app[ENGINE_HANDLER] = EngineHandler(
+        fleet=engines,
+        store=app[STORE],
+        secret=app[SECRET],
+        prompts=EnginePrompts(renderer=await _engine_renderer(app), threads=reader),
+        placer=placer,
+        loads=app[LOADS],
+        books=books,
+        rules=HeaderRules(),
+    )
     app[TOKENIZE] = TokenizeHandlers(app[FLEET], reader)
-    app[HEALTH] = HealthHandlers(app[STORE], app[FLEET], app[LOADS])
-    app[REPORTS] = ReportHandlers(app[FLEET], books.metrics, books.stats)
+    app[DISPATCH] = Dispatch(
+        served=served,
+        generation=app[GENERATION],
+        tokenize=app[TOKENIZE],
+        engines=app[ENGINE_HANDLER] if engines.links else None,
+        threads=reader,
+    )
+    app[HEALTH] = HealthHandlers(app[STORE], app[FLEET], engines, app[LOADS], has_redis=app[PARTS].has_redis)
+    app[REPORTS] = ReportHandlers(served, books.metrics, books.stats)
     yield
+
+
+async def _engine_renderer(app: web.Application) -> Renderer | None:
+    """Loaded before the first request is taken. Raises ConfigError."""
+    folder = app[PARTS].engines.tokenizer
+    if folder is None:
+        return None
+    return await asyncio.get_running_loop().run_in_executor(
+        app[EXECUTOR], lambda: Renderer(TokenizerFiles.from_folder(folder))
+    )
 
 
 @asynccontextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from proxy.engines.engine_settings import EngineSettings
+
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -13,7 +15,8 @@ DEFAULT_PORT = 8000
 class ProxySettings:
     """Checked when the parts that use them are made; each raises ConfigError."""
 
-    redis_url: str
+    redis_url: str | None
+    """None keeps everything in this process, which only plain engines can do without."""
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     """0 takes a free port."""
@@ -23,3 +26,4 @@ class ProxySettings:
     """Deployment secret; None takes the one in Redis, or makes one."""
     worker_token: bytes | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
+    engines: EngineSettings = field(default_factory=EngineSettings)

@@ -58,7 +58,7 @@ def error_code(error: Exception) -> str:
 
 def error_answer(error: Exception) -> web.Response:
     status, envelope = described(error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
+    headers = {"Retry-After": str(error.retry_after_s or RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
     return json_answer(envelope, status=status, headers=headers)
 
 

@@ -27,6 +27,7 @@ from proxy.model import Model
 from proxy.placer import ReservedPrompt
 from proxy.scored_tokens import ScoredToken, ScoredTokens
 from proxy.sse_stream import DONE, SseStream, event
+from proxy.worker_link import WorkerLink
 from proxy.worker_stream import WorkerStream
 
 
@@ -42,7 +43,7 @@ class Books:
 class PlacedPrompt:
     """One prompt of a request with the worker that gets it."""
 
-    reserved: ReservedPrompt
+    reserved: ReservedPrompt[WorkerLink]
     stream: WorkerStream
     frames: tuple[Generate, ...]
     """One for each choice."""

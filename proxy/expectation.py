@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from prefixcache.index.base import Match
 from prefixcache.routing.base import HitSource
+from proxy.destination import Destination
 from proxy.recent_placements import RecentPlacements
-from proxy.worker_link import WorkerLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,14 @@ class Expectation:
 NOTHING = Expectation()
 
 
+def claimed_blocks(link: Destination, match: Match) -> int:
+    """How deep on the chain of the match the destination's own claims reach."""
+    depths = match.depths
+    return max((depths.get(incarnation, 0) for incarnation in link.claiming), default=0)
+
+
 def expectations(
-    links: Sequence[WorkerLink],
+    links: Sequence[Destination],
     chain: Sequence[int],
     match: Match | None,
     recent: RecentPlacements,
@@ -45,7 +51,7 @@ def expectations(
     remembered = recent.depths(chain) if match is None or any(link.is_reannouncing for link in links) else {}
     expected: dict[str, Expectation] = {}
     for link in links:
-        claimed = found.depths.get(link.incarnation, 0)
+        claimed = claimed_blocks(link, found)
         known = max(claimed, found.pending.get(link.incarnation, 0))
         pending = max(known, newer.get(link.incarnation, 0))
         own = remembered.get(link.process, 0) if match is None or link.is_reannouncing else 0

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from prefixcache import hashing
 from prefixcache.errors import IndexUnavailable, ModelNotFound, Unavailable
@@ -19,24 +18,13 @@ from prefixcache.limits import REGISTRY_READ_S
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.registry import WorkerRecord
 from proxy.model import Model, main_name
+from proxy.served_name import ServedName
 from proxy.store import Store
 from proxy.tokenizer_fetch import Tokenizers
 from proxy.warnings_log import QuietLog
 from proxy.worker_link import WorkerLink, same_process
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedName:
-    """One name a client may ask for."""
-
-    name: str
-    created: int
-    """Seconds since the epoch: when its first worker started."""
-    max_model_len: int
-    root: str
-    """The model behind it, which is another name for an alias."""
 
 
 class Fleet:
@@ -88,6 +76,10 @@ class Fleet:
             )
             for name, records in sorted(by_name.items())
         ]
+
+    def knows(self, name: str) -> bool:
+        """Whether a registered worker serves it, ready or not."""
+        return any(name in _names(link.record) for link in self._links.values())
 
     def model(self, name: str) -> Model:
         """The model behind a served name: the namespace with most ready workers, then the newest.

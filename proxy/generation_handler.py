@@ -30,6 +30,7 @@ from proxy.prediction import AnyRequest, Prompt, PromptReader
 from proxy.request_body import read_body
 from proxy.sampling_fields import GenerationOptions
 from proxy.secret import DeploymentSecret
+from proxy.worker_link import WorkerLink
 
 
 class GenerationHandler:
@@ -125,7 +126,7 @@ class GenerationHandler:
         record.hit_tokens = sum(each.placement.decision.hit_tokens for each in reserved)
         return [self._placed(options, prompt, each) for prompt, each in zip(prompts, reserved, strict=True)]
 
-    def _placed(self, options: GenerationOptions, prompt: Prompt, reserved: ReservedPrompt) -> PlacedPrompt:
+    def _placed(self, options: GenerationOptions, prompt: Prompt, reserved: ReservedPrompt[WorkerLink]) -> PlacedPrompt:
         placement = reserved.placement
         stream = placement.link.stream
         if stream is None:

@@ -10,11 +10,14 @@ from aiohttp import web
 
 import prefixcache
 from prefixcache.errors import Unavailable
+from proxy.engines.engine_fleet import EngineFleet
+from proxy.engines.engine_link import EngineLink
 from proxy.error_answers import ErrorBody, described
 from proxy.fleet import Fleet
 from proxy.json_answers import json_answer
 from proxy.load_table import LoadTable
 from proxy.store import Store
+from proxy.worker_link import WorkerLink
 
 
 class RedisHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,57 +41,115 @@ class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of prefill before a request sent now, as far as this proxy knows."""
 
 
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    url: str
+    up: bool
+    slow: bool
+    """Gets requests only where no other engine may take them."""
+    failure: str | None
+    """Why it is not up."""
+    models: tuple[str, ...]
+    block_size: int
+    """Tokens of one KV block."""
+    capacity_blocks: int | None
+    """KV blocks of its cache; null if neither it nor the settings tell: it is taken for ample."""
+    prefix_caching: bool | None
+    """Null if it does not tell."""
+    prefill_tokens_per_s: float | None
+    """As measured by this proxy; null while nothing was."""
+    tokens_per_byte: float
+    waiting: int
+    running: int
+    ahead_s: float
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "ok"
     version: str = prefixcache.__version__
-    redis: RedisHealth
+    redis: RedisHealth | None
+    """Null where this process keeps everything itself."""
     routing: Literal["index", "own_placements"]
     """By what prompts are routed: the index, or while it does not answer, what this proxy placed itself."""
     workers: tuple[WorkerHealth, ...]
+    engines: tuple[EngineHealth, ...]
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     workers_ready: int
+    engines_ready: int | msgspec.UnsetType = msgspec.UNSET
+    """Absent where no engine is configured."""
     error: ErrorBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class HealthHandlers:
     """GET /health and GET /ready."""
 
-    def __init__(self, store: Store, fleet: Fleet, loads: LoadTable) -> None:
+    def __init__(
+        self, store: Store, fleet: Fleet, engines: EngineFleet, loads: LoadTable, *, has_redis: bool = True
+    ) -> None:
         self._store = store
         self._fleet = fleet
+        self._engines = engines
         self._loads = loads
+        self._has_redis = has_redis
 
     async def health(self, _request: web.Request) -> web.Response:
         """200 as long as the process answers; the details say how it is."""
-        fleet = self._fleet
-        read_at = fleet.registry_read_at
-        redis = RedisHealth(
-            reachable=fleet.registry_reachable,
-            last_answer_s=round(time.monotonic() - read_at, 3) if read_at is not None else None,
-        )
-        workers = tuple(
-            WorkerHealth(
-                id=link.worker_id,
-                model=link.record.model,
-                address=link.record.address,
-                incarnation=link.incarnation,
-                connected=link.stream is not None,
-                ready=link.ready,
-                waiting=link.num_waiting,
-                running=link.num_running,
-                ahead_s=round(self._loads.ahead_s(link), 3),
-            )
-            for link in fleet.links
-        )
         routing: Literal["index", "own_placements"] = "index" if self._store.index_available else "own_placements"
-        return json_answer(Health(redis=redis, routing=routing, workers=workers))
+        return json_answer(
+            Health(
+                redis=self._redis() if self._has_redis else None,
+                routing=routing,
+                workers=tuple(map(self._worker, self._fleet.links)),
+                engines=tuple(map(self._engine, self._engines.links)),
+            )
+        )
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """200 if at least one worker can take a request, else 503."""
-        num_ready = self._fleet.num_ready
-        if num_ready:
-            return json_answer(Readiness(workers_ready=num_ready))
-        status, envelope = described(Unavailable("no worker is ready"))
-        return json_answer(Readiness(workers_ready=0, error=envelope.error), status=status)
+        """200 if at least one worker or engine can take a request, else 503."""
+        num_workers, num_engines = self._fleet.num_ready, self._engines.num_up
+        engines_ready = num_engines if self._engines.links else msgspec.UNSET
+        if num_workers or num_engines:
+            return json_answer(Readiness(workers_ready=num_workers, engines_ready=engines_ready))
+        nobody = "no engine is up and no worker is ready" if self._engines.links else "no worker is ready"
+        status, envelope = described(Unavailable(nobody))
+        return json_answer(Readiness(workers_ready=0, engines_ready=engines_ready, error=envelope.error), status=status)
+
+    def _redis(self) -> RedisHealth:
+        read_at = self._fleet.registry_read_at
+        return RedisHealth(
+            reachable=self._fleet.registry_reachable,
+            last_answer_s=round(time.monotonic() - read_at, 3) if read_at is not None else None,
+        )
+
+    def _worker(self, link: WorkerLink) -> WorkerHealth:
+        return WorkerHealth(
+            id=link.worker_id,
+            model=link.record.model,
+            address=link.record.address,
+            incarnation=link.incarnation,
+            connected=link.stream is not None,
+            ready=link.ready,
+            waiting=link.num_waiting,
+            running=link.num_running,
+            ahead_s=round(self._loads.ahead_s(link), 3),
+        )
+
+    def _engine(self, link: EngineLink) -> EngineHealth:
+        return EngineHealth(
+            id=link.engine_id,
+            url=link.url,
+            up=link.is_up,
+            slow=link.is_slow,
+            failure=link.failure,
+            models=tuple(model.name for model in link.models),
+            block_size=link.block_size,
+            capacity_blocks=link.capacity_blocks,
+            prefix_caching=link.caches_prefixes,
+            prefill_tokens_per_s=link.prefill_rate,
+            tokens_per_byte=round(link.tokens_per_byte, 4),
+            waiting=link.num_waiting,
+            running=link.num_running,
+            ahead_s=round(self._loads.ahead_s(link), 3),
+        )

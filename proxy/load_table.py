@@ -18,10 +18,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from prefixcache.errors import IndexUnavailable
 from prefixcache.limits import LOAD_RECORD_S, LOAD_REPORT_S, MATCH_LOADS
 from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad
-from proxy.fleet import Fleet
+from proxy.destination import Destination, HasLinks
 from proxy.store import Store
 from proxy.warnings_log import QuietLog
-from proxy.worker_link import WorkerLink
 
 _logger = logging.getLogger(__name__)
 _WORKER = ""
@@ -96,7 +95,7 @@ class LoadTable:
     def __init__(
         self,
         store: Store,
-        fleet: Fleet,
+        fleet: HasLinks,
         proxy_id: str,
         log: QuietLog,
         clock: Callable[[], float] = time.monotonic,
@@ -124,9 +123,9 @@ class LoadTable:
         """Tells and asks once, for each namespace. Raises IndexUnavailable."""
         links = self._fleet.links
         self._keep_only(links)
-        by_namespace: dict[str, list[WorkerLink]] = {}
+        by_namespace: dict[str, list[Destination]] = {}
         for link in links:
-            by_namespace.setdefault(link.record.namespace, []).append(link)
+            by_namespace.setdefault(link.namespace, []).append(link)
         for namespace, members in by_namespace.items():
             own = {link.incarnation: link.ledger.record() for link in members if link.ledger.needs_report()}
             asked = [link.incarnation for link in members]
@@ -144,7 +143,7 @@ class LoadTable:
             if load.worker is not None and load.worker.prefill_rate > 0:
                 self._rates[incarnation] = load.worker.prefill_rate
 
-    def ahead_s(self, link: WorkerLink) -> float:
+    def ahead_s(self, link: Destination) -> float:
         """Seconds of prefill that the worker will do before it begins with a request sent now.
 
         Workers start requests in the order of their arrival, so that all that waits is ahead, whatever its class: this
@@ -163,19 +162,19 @@ class LoadTable:
         rest_s += max(elsewhere.prefilling_s - age_s, 0.0)
         return max(rest_s, elsewhere.rest_s - age_s) + waiting_s + elsewhere.waiting_s
 
-    def prefill_rate(self, link: WorkerLink) -> float | None:
-        """Tokens a second that the worker measured last; None if it has not said any."""
-        return self._rates.get(link.incarnation)
+    def prefill_rate(self, link: Destination) -> float | None:
+        """Tokens a second that the worker measured last, or this proxy where it measures; None if neither has."""
+        return self._rates.get(link.incarnation) or link.prefill_rate
 
-    def is_draining(self, link: WorkerLink) -> bool:
+    def is_draining(self, link: Destination) -> bool:
         elsewhere = self._elsewhere.get(link.incarnation)
         return elsewhere is not None and elsewhere.at(self._clock()).is_draining
 
-    def least_loaded(self, links: Sequence[WorkerLink]) -> Sequence[int]:
+    def least_loaded(self, links: Sequence[Destination]) -> Sequence[int]:
         """Incarnations with the least ahead, as many as a match may ask for."""
         return [link.incarnation for link in heapq.nsmallest(MATCH_LOADS, links, key=self.ahead_s)]
 
-    def _keep_only(self, links: Collection[WorkerLink]) -> None:
+    def _keep_only(self, links: Collection[Destination]) -> None:
         known = {link.incarnation for link in links}
         for content in (self._elsewhere, self._rates):
             for incarnation in [incarnation for incarnation in content if incarnation not in known]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from prefixcache.errors import ContextLengthExceeded, Unavailable
 from prefixcache.routing.base import Decision, Policy, RoutingRequest, WorkerSnapshot
 from prefixcache.routing.rates import prefill_rates
-from prefixcache.types import CacheGeometry
+from proxy.destination import Destination, Geometry
 from proxy.expectation import NOTHING, Expectation
 from proxy.load_table import LoadTable
-from proxy.worker_link import WorkerLink
+
+D = TypeVar("D", bound=Destination)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Generic[D]):
     """A chosen worker."""
 
-    link: WorkerLink
+    link: D
     decision: Decision
     expectation: Expectation
     """What the decision took the worker to have of the prompt."""
@@ -34,13 +36,13 @@ class Placement:
 
 
 def check_context(
-    links: Sequence[WorkerLink], prompt_tokens: int, max_tokens: int | None, *, field: str = "messages"
+    links: Sequence[Destination], prompt_tokens: int, max_tokens: int | None, *, field: str = "messages"
 ) -> None:
     """Raises ContextLengthExceeded unless the prompt, with the answer asked for, fits one of the workers at least.
 
     `field` is where the prompt stood in the request.
     """
-    limit = max((link.record.max_model_len for link in links), default=None)
+    limit = max((link.max_model_len for link in links), default=None)
     if limit is None or prompt_tokens + (max_tokens or 1) <= limit:
         return
     subject = field.partition("[")[0]
@@ -60,24 +62,28 @@ def check_context(
 
 def placement(
     policy: Policy,
-    links: Sequence[WorkerLink],
+    links: Sequence[D],
     expected: Mapping[str, Expectation],
     loads: LoadTable,
     *,
-    geometry: CacheGeometry,
+    geometry: Geometry,
     prompt_tokens: int,
     max_tokens: int | None,
     usual_max_tokens: int | None = None,
     field: str = "messages",
-) -> Placement:
+    is_refused_elsewhere: bool = False,
+) -> Placement[D]:
     """Asks the policy. Raises Unavailable without a ready worker, ContextLengthExceeded if the request fits none.
 
-    `expected`: what each worker has of the prompt, by worker id; whoever is absent has nothing.
+    `expected`: what each worker has of the prompt, by worker id; whoever is absent has nothing. What fits none is left
+    to the destination where it `is_refused_elsewhere`: there the count of tokens may be an estimate.
     """
     if not links:
         raise Unavailable("no worker is ready to serve this model, try again in a moment")
-    check_context(links, prompt_tokens, max_tokens, field=field)
-    fitting = {link.worker_id: link for link in links if prompt_tokens + (max_tokens or 1) <= link.record.max_model_len}
+    if not is_refused_elsewhere:
+        check_context(links, prompt_tokens, max_tokens, field=field)
+    fitting = {link.worker_id: link for link in links if prompt_tokens + (max_tokens or 1) <= link.max_model_len}
+    fitting = fitting or {link.worker_id: link for link in links}
     snapshots = {
         worker_id: _snapshot(link, expected.get(worker_id, NOTHING), loads, geometry, prompt_tokens)
         for worker_id, link in fitting.items()
@@ -92,7 +98,7 @@ def placement(
             snapshots[worker_id] = replace(snapshot, ahead_s=max(snapshot.ahead_s, least_s))
     decision = policy.choose(RoutingRequest(prompt_tokens=prompt_tokens), list(snapshots.values()))
     link = fitting[decision.worker_id]
-    room = link.record.max_model_len - prompt_tokens
+    room = link.max_model_len - prompt_tokens
     uncached_tokens = prompt_tokens - decision.hit_tokens
     return Placement(
         link=link,
@@ -105,7 +111,7 @@ def placement(
 
 
 def _snapshot(
-    link: WorkerLink, expected: Expectation, loads: LoadTable, geometry: CacheGeometry, prompt_tokens: int
+    link: Destination, expected: Expectation, loads: LoadTable, geometry: Geometry, prompt_tokens: int
 ) -> WorkerSnapshot:
     return WorkerSnapshot(
         worker_id=link.worker_id,

@@ -9,46 +9,67 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
+from typing import Generic
 
 from prefixcache.errors import IndexUnavailable
-from prefixcache.index.base import Match
+from prefixcache.index.base import Match, PrefixIndex
 from prefixcache.index.boundaries import Boundaries
 from prefixcache.limits import SHORT_PREFILL_TOKENS
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.routing.base import Policy
-from proxy.expectation import expectations
+from proxy.destination import Geometry
+from proxy.expectation import claimed_blocks, expectations
 from proxy.fleet import Fleet
 from proxy.load_table import LoadTable
 from proxy.model import Model
 from proxy.own_claims import OwnClaims
-from proxy.placement import Placement, placement
+from proxy.placement import D, Placement, placement
 from proxy.prediction import Predictor, Prompt
 from proxy.recent_placements import RecentPlacements
 from proxy.reservation import Reservation
 from proxy.sampling_fields import GenerationOptions
+from proxy.worker_link import WorkerLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReservedPrompt:
+class Wanted(Generic[D]):
+    """One prompt that wants a place, and the places there are."""
+
+    index: PrefixIndex
+    ready: Callable[[], Sequence[D]]
+    """The destinations of now."""
+    geometry: Geometry
+    index_hashes: Sequence[int]
+    num_tokens: int
+    num_choices: int = 1
+    max_tokens: int | None = None
+    usual_max_tokens: int | None = None
+    field: str = "messages"
+    """Where the prompt stood in the request."""
+    is_refused_elsewhere: bool = False
+    """Whether a prompt that fits no destination goes all the same: the engine says so itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedPrompt(Generic[D]):
     """A prompt with its worker, and its place there."""
 
-    placement: Placement
+    placement: Placement[D]
     reservation: Reservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Asked(Generic[D]):
     """One prompt on its way to a worker."""
 
-    model: Model
-    prompt: Prompt
+    wanted: Wanted[D]
     boundaries: Boundaries
     match: Match | None
-    options: GenerationOptions
     number: int
     """Among all prompts of this process."""
 
@@ -79,37 +100,52 @@ class Placer:
 
     async def place(
         self, model: Model, prompts: Sequence[Prompt], options: GenerationOptions, scopes: ExitStack
-    ) -> Sequence[ReservedPrompt]:
+    ) -> Sequence[ReservedPrompt[WorkerLink]]:
         """The reservations belong to `scopes`. Raises Unavailable, ContextLengthExceeded."""
-        candidates = self._loads.least_loaded(self._fleet.ready_links(model.namespace))
+        ready = partial(self._fleet.ready_links, model.namespace)
+        wanted = [
+            Wanted(
+                index=model.index,
+                ready=ready,
+                geometry=model.geometry,
+                index_hashes=prompt.index_hashes,
+                num_tokens=prompt.num_tokens,
+                num_choices=options.n,
+                max_tokens=options.max_tokens,
+                usual_max_tokens=options.usual_max_tokens,
+                field=prompt.field,
+            )
+            for prompt in prompts
+        ]
+        candidates = self._loads.least_loaded(ready())
         matches = await self._predictor.all_matches(model.index, prompts, candidates)
         for match in matches:
             if match is not None:
                 self._loads.merge(match.loads)
-        return [
-            await self._place_one(model, prompt, match, options, scopes)
-            for prompt, match in zip(prompts, matches, strict=True)
-        ]
+        return [await self._place_one(each, match, scopes) for each, match in zip(wanted, matches, strict=True)]
 
-    async def _place_one(
-        self, model: Model, prompt: Prompt, match: Match | None, options: GenerationOptions, scopes: ExitStack
-    ) -> ReservedPrompt:
+    async def place_wanted(self, wanted: Wanted[D], scopes: ExitStack) -> ReservedPrompt[D]:
+        """As `place`, of one prompt that says itself where it may go."""
+        match = await self._predictor.match(wanted.index, wanted.index_hashes, self._loads.least_loaded(wanted.ready()))
+        if match is not None:
+            self._loads.merge(match.loads)
+        return await self._place_one(wanted, match, scopes)
+
+    async def _place_one(self, wanted: Wanted[D], match: Match | None, scopes: ExitStack) -> ReservedPrompt[D]:
         asked = _Asked(
-            model=model,
-            prompt=prompt,
-            boundaries=Boundaries.of(prompt.index_hashes),
+            wanted=wanted,
+            boundaries=Boundaries.of(wanted.index_hashes),
             match=match,
-            options=options,
             number=next(self._numbers),
         )
         reservation = scopes.enter_context(
             Reservation(
-                model.index,
+                wanted.index,
                 asked.boundaries,
                 own_claims=self._own_claims,
                 number=asked.number,
                 proxy_id=self._proxy_id,
-                num_choices=options.n,
+                num_choices=wanted.num_choices,
                 metrics=self._metrics,
             )
         )
@@ -124,22 +160,23 @@ class Placer:
         self._count(placed, match)
         return ReservedPrompt(placement=placed, reservation=reservation)
 
-    def _choose(self, asked: _Asked, newer: Mapping[int, int] = MappingProxyType({})) -> Placement:
-        model, prompt = asked.model, asked.prompt
-        links = self._fleet.ready_links(model.namespace)
+    def _choose(self, asked: _Asked[D], newer: Mapping[int, int] = MappingProxyType({})) -> Placement[D]:
+        wanted = asked.wanted
+        links = wanted.ready()
         return placement(
             self._policy,
             links,
-            expectations(links, prompt.index_hashes, self._known(asked), self._recent, newer),
+            expectations(links, wanted.index_hashes, self._known(asked), self._recent, newer),
             self._loads,
-            geometry=model.geometry,
-            prompt_tokens=prompt.num_tokens,
-            max_tokens=asked.options.max_tokens,
-            usual_max_tokens=asked.options.usual_max_tokens,
-            field=prompt.field,
+            geometry=wanted.geometry,
+            prompt_tokens=wanted.num_tokens,
+            max_tokens=wanted.max_tokens,
+            usual_max_tokens=wanted.usual_max_tokens,
+            field=wanted.field,
+            is_refused_elsewhere=wanted.is_refused_elsewhere,
         )
 
-    def _known(self, asked: _Asked) -> Match | None:
+    def _known(self, asked: _Asked[D]) -> Match | None:
         """The match and, fresher, what this process itself has placed since."""
         own = self._own_claims.depths(asked.boundaries, asked.number)
         match = asked.match
@@ -160,15 +197,15 @@ class Placer:
             self._metrics.index_commit.observe(time.perf_counter() - began)
 
     def _reconsidered(
-        self, asked: _Asked, reservation: Reservation, placed: Placement, others: Mapping[int, int]
-    ) -> Placement:
+        self, asked: _Asked[D], reservation: Reservation, placed: Placement[D], others: Mapping[int, int]
+    ) -> Placement[D]:
         """The choice made once more, without its own load, where others were faster than the match."""
         known = self._known(asked) or Match()
         newer = {
             link.incarnation: others[link.incarnation]
-            for link in self._fleet.ready_links(asked.model.namespace)
+            for link in asked.wanted.ready()
             if others.get(link.incarnation, 0)
-            > max(known.depths.get(link.incarnation, 0), known.pending.get(link.incarnation, 0))
+            > max(claimed_blocks(link, known), known.pending.get(link.incarnation, 0))
         }
         if not newer:
             return placed
@@ -181,7 +218,7 @@ class Placer:
         self._metrics.rescored_decisions.labels("kept" if again.link is placed.link else "moved").inc()
         return again
 
-    def _count(self, placed: Placement, match: Match | None) -> None:
+    def _count(self, placed: Placement[D], match: Match | None) -> None:
         self._metrics.routing_decisions.labels(self._policy.name, placed.decision.reason).inc()
         if match is None:
             self._metrics.own_placement_decisions.labels("no_answer").inc()
@@ -189,5 +226,5 @@ class Placer:
             self._metrics.own_placement_decisions.labels("announced_again").inc()
 
 
-def _take(reservation: Reservation, placed: Placement) -> None:
+def _take(reservation: Reservation, placed: Placement[D]) -> None:
     reservation.take(placed.link, prefill_s=placed.prefill_s, claimed_blocks=placed.expectation.claimed_blocks)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -17,17 +16,10 @@ from typing import Any, TypeVar
 from prefixcache.errors import ContextLengthExceeded, IndexUnavailable, InvalidRequest
 from prefixcache.hashing import block_hashes, index_hashes
 from prefixcache.index.base import Match, PrefixIndex
-from prefixcache.limits import (
-    LARGE_BODY_BYTES,
-    MAX_ECHO_CHARS,
-    MAX_MATCHES_AT_ONCE,
-    OFFLOAD_BODY_BYTES,
-    OFFLOAD_MESSAGES,
-    TOKENIZE_INLINE_CHARS,
-    TOKENIZE_THREADS,
-)
+from prefixcache.limits import MAX_ECHO_CHARS, MAX_MATCHES_AT_ONCE, OFFLOAD_BODY_BYTES
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.rendering.renderer import RenderedPrompt, Renderer
+from prefixcache.rendering.tokenizing_threads import TokenizingThreads
 from prefixcache.types import pack_tokens
 from proxy.chat_request import ChatRequest
 from proxy.completion_request import CompletionRequest
@@ -36,7 +28,6 @@ from proxy.model import Model
 from proxy.warnings_log import QuietLog
 
 T = TypeVar("T")
-D = TypeVar("D")
 
 AnyRequest = ChatRequest | CompletionRequest
 
@@ -67,12 +58,8 @@ class _Draft:
     field: str
 
 
-class PromptReader:
+class PromptReader(TokenizingThreads):
     """Parses, renders and encodes; what would hold the event loop for long goes to the executor."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._large = asyncio.Semaphore(TOKENIZE_THREADS - 1)
 
     async def parse(self, parse: Callable[[bytes], T], body: bytes) -> T:
         """Raises InvalidRequest."""
@@ -96,39 +83,6 @@ class PromptReader:
             body_bytes=body_bytes,
             num_messages=len(asked.messages) if isinstance(asked, ChatRequest) else 0,
         )
-
-    async def inline_or_thread(
-        self,
-        draft: Callable[[], D],
-        encode: Callable[[D], T],
-        *,
-        uncached_chars: Callable[[D], int],
-        body_bytes: int,
-        num_messages: int,
-    ) -> T:
-        """`encode(draft())`; what would hold the event loop for long is done in a thread.
-
-        Work on a long text leaves one thread to everybody else, and goes on holding its own when its caller is gone.
-        """
-        if body_bytes < OFFLOAD_BODY_BYTES and num_messages < OFFLOAD_MESSAGES:
-            drafted = draft()
-            if uncached_chars(drafted) <= TOKENIZE_INLINE_CHARS:
-                return encode(drafted)
-            return await self.in_thread(encode, drafted)
-        if body_bytes < LARGE_BODY_BYTES:
-            return await self.in_thread(lambda: encode(draft()))
-        await self._large.acquire()
-        work = asyncio.ensure_future(self.in_thread(lambda: encode(draft())))
-        work.add_done_callback(self._end_large)
-        return await asyncio.shield(work)
-
-    def _end_large(self, work: asyncio.Future[Any]) -> None:
-        self._large.release()
-        if not work.cancelled():
-            work.exception()  # retrieved here: its caller may be gone
-
-    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
 
 def uncached_chars(renderer: Renderer, contents: Sequence[RenderedPrompt | Sequence[int]]) -> int:
@@ -226,7 +180,7 @@ class Predictor:
             matches += await asyncio.gather(*(self.match(index, prompt.index_hashes, candidates) for prompt in some))
         return matches
 
-    async def match(self, index: PrefixIndex, hashes: list[int], candidates: Sequence[int] = ()) -> Match | None:
+    async def match(self, index: PrefixIndex, hashes: Sequence[int], candidates: Sequence[int] = ()) -> Match | None:
         """What the index says of the chain, with the load of `candidates`; None if it does not answer.
 
         A prompt shorter than an index block is not asked for: nobody can hold any of it.

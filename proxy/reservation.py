@@ -16,9 +16,9 @@ from typing import Literal
 from prefixcache.index.base import Commit, PrefixIndex
 from prefixcache.index.boundaries import Boundaries
 from prefixcache.metrics import ProxyMetrics
+from proxy.destination import Destination
 from proxy.load_ledger import LedgerEntry
 from proxy.own_claims import OwnClaims
-from proxy.worker_link import WorkerLink
 
 Verb = Literal["place", "settle", "release"]
 _REQUEST_NUMBERS = 1 << 32
@@ -72,7 +72,7 @@ class Reservation:
         self._num_choices = num_choices
         self._metrics = metrics
         self._boundaries = NO_BOUNDARIES
-        self._link: WorkerLink | None = None
+        self._link: Destination | None = None
         self._incarnation = 0
         self._is_pending = False
         """Whether claims of it stand in the index, for all that was written."""
@@ -88,7 +88,7 @@ class Reservation:
         self.leave()
         self._end_claims("release")
 
-    def take(self, link: WorkerLink, *, prefill_s: float, claimed_blocks: int) -> None:
+    def take(self, link: Destination, *, prefill_s: float, claimed_blocks: int) -> None:
         """Enters the ledger of `link`, which holds `claimed_blocks` of the chain; claims are written by what follows.
 
         A second call moves the reservation. The blocks on which it had claims before stay among those it writes, so
@@ -135,7 +135,7 @@ class Reservation:
             self._begin_claims()
             self._index.post(self._own_commit("place"))
 
-    def post_load_of(self, link: WorkerLink) -> None:
+    def post_load_of(self, link: Destination) -> None:
         """Tells at once what is left on a worker that the reservation has moved away from."""
         self._index.post(self._commit("release", link, NO_BOUNDARIES))
 
@@ -164,7 +164,7 @@ class Reservation:
         assert self._link is not None, "a reservation is taken before it is written"
         return self._commit(verb, self._link, self._boundaries)
 
-    def _commit(self, verb: Verb, link: WorkerLink, boundaries: Boundaries) -> Commit:
+    def _commit(self, verb: Verb, link: Destination, boundaries: Boundaries) -> Commit:
         return Commit(
             verb=verb,
             request_id=self._request_id,

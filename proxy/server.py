@@ -61,8 +61,8 @@ async def serving(app: web.Application, *, host: str, port: int) -> AsyncIterato
     aborted at the worker; aiohttp's default is to go on.
     """
     runner = _Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_CLOSE_S)
-    await runner.setup()
     try:
+        await runner.setup()  # What it opened before it failed is closed below, too.
         site = web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG)
         try:
             await site.start()

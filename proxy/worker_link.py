@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 
 from prefixcache.errors import PrefixCacheError
 from prefixcache.limits import (
@@ -80,6 +81,23 @@ class WorkerLink:
             return False
         is_stuck = self.num_running > 0 and now - self._stepped_at > WORKER_STUCK_S
         return is_stuck or now - stream.last_frame_at > WORKER_SUSPECT_S
+
+    @property
+    def namespace(self) -> str:
+        return self.record.namespace
+
+    @property
+    def max_model_len(self) -> int:
+        return self.record.max_model_len
+
+    @property
+    def claiming(self) -> Sequence[int]:
+        return (self.incarnation,)
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """The worker measures it itself and tells it with its load."""
+        return None
 
     @property
     def process(self) -> WorkerProcess:

@@ -8,17 +8,19 @@ so an incarnation's match on a chain is its deepest live claim there, found by j
     claims     A B  A B  A    A    -          match = {A: 4, B: 2}
 
 For claims that are prefix-closed the depth is exact. Where a claim was lost it may come out smaller, but is always one
-at which the incarnation really holds a claim.
+at which the incarnation really holds a claim. A plain engine's claims are spread over the generations of its family
+(`index/family.py`): the deepest one of them all is exact, others may be left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
 
 from prefixcache.index.boundaries import Boundaries
+from prefixcache.index.family import Family
 from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad
 
 REQUEST_ID_BYTES = 12
@@ -142,6 +144,28 @@ class PrefixIndex(Protocol):
         """Writes one numbered batch (from 1, without holes) of the incarnation's only writer, atomically.
 
         At most limits.MAX_APPLY_HASHES hashes. Adding a claim that stands, or removing one that does not, is no error.
+        """
+
+    async def open_family(self, engine: str, *, instead_of: int | None = None) -> Family:
+        """The standing family of a plain engine, its leases extended, else a new one: an anchor and one generation.
+
+        A standing one whose anchor is `instead_of` is retired first: the engine lost its cache. Of several proxies that
+        saw it the first one retires, the others get what it began.
+        """
+
+    async def families(self, engines: Sequence[str], *, renew: Collection[str] = ()) -> Mapping[str, Family]:
+        """The standing families by engine, those of engines in `renew`, a part of `engines`, with leases extended.
+
+        An engine is absent whose anchor has no lease entry: it was never opened, the keeper removed it, or the store
+        was emptied.
+        """
+
+    async def claim(self, engine: str, anchor: int, hashes: Sequence[int], *, capacity: int) -> Family | None:
+        """Moves blocks into the newest generation, opens and retires some as index/family.py draws it.
+
+        `capacity`: index blocks that the engine's cache holds, at least 1. At most limits.MAX_APPLY_HASHES hashes; of a
+        longer chain the deep end goes first, so that no block outlives its parent. None, and nothing is written, if the
+        standing family has another anchor, or there is none. Any number of proxies may claim at once.
         """
 
     async def sweep(self, keeper_id: str) -> SweepAnswer:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from prefixcache.errors import IntegrityError
 from prefixcache.index.base import MOST_PENDING, REQUEST_ID_BYTES
+from prefixcache.index.family import MOST_GENERATIONS
 from prefixcache.index.keys import FIRST_BITS, INLINE_CLAIMS, LONG_CLAIMS, LONG_MARKER, NamespaceKeys
 from prefixcache.load import HEAD_BYTES, records_of, stored_load
 
@@ -36,8 +37,9 @@ def check_content(keys: NamespaceKeys, content: Content, most_claims: Mapping[in
     held: Counter[int] = Counter()
     num_fields = 0
     long_runs: set[str] = set()
+    engines = _engines_of_generations(keys, content)
     for name, fields in content.hashes.items():
-        if name in (keys.meta, keys.batches, keys.claims_held):
+        if name in (keys.meta, keys.batches, keys.claims_held, keys.families):
             continue
         bucket_bits, number = _bucket_of_name(keys, name, bits, split)
         for field, value in fields.items():
@@ -52,7 +54,12 @@ def check_content(keys: NamespaceKeys, content: Content, most_claims: Mapping[in
                 )
             else:
                 _require(len(value) // 4 <= INLINE_CLAIMS, f"{name}: {len(value) // 4} claims in one field")
-            held.update(_incarnations(name, value))
+            incarnations = _incarnations(name, value)
+            held.update(incarnations)
+            of_engines = [engines[incarnation] for incarnation in incarnations if incarnation in engines]
+            _require(
+                len(set(of_engines)) == len(of_engines), f"{name}: two claims of one engine among {sorted(of_engines)}"
+            )
     others = _check_strings(keys, content, long_runs)
     _require(not others, f"long runs {sorted(others)} without their other half")
     _require(num_fields == int(meta.get(b"fields", 0)), f"{num_fields} fields, counted {meta.get(b'fields')!r}")
@@ -63,6 +70,28 @@ def check_content(keys: NamespaceKeys, content: Content, most_claims: Mapping[in
         _require(claims <= most, f"incarnation {incarnation} claims {claims} blocks, its pool holds {most}")
     batches = {int(name) for name in content.hashes.get(keys.batches, {})}
     _require(batches == content.live, f"incarnations with a lease {content.live}, with a batch number {batches}")
+
+
+def _engines_of_generations(keys: NamespaceKeys, content: Content) -> dict[int, bytes]:
+    """Engine of each generation, from entries that are well formed."""
+    engines: dict[int, bytes] = {}
+    seen: set[int] = set()
+    for engine, value in content.hashes.get(keys.families, {}).items():
+        ids = [int.from_bytes(value[at : at + 4], "big") for at in range(0, len(value), 4)]
+        _require(
+            len(value) % 4 == 0 and 3 <= len(ids) <= 2 + MOST_GENERATIONS,
+            f"engine {engine!r}: {len(value)} bytes of ids",
+        )
+        _require(len(set(ids) - seen) == len(ids), f"engine {engine!r}: ids {ids} are not its own, each once")
+        anchor, *generations = ids
+        _require(anchor in content.live, f"engine {engine!r}: its anchor {anchor} has no lease")
+        _require(
+            str(anchor).encode() not in content.hashes.get(keys.claims_held, {}),
+            f"engine {engine!r}: its anchor {anchor} has claims",
+        )
+        seen.update(ids)
+        engines.update(dict.fromkeys(generations, engine))
+    return engines
 
 
 def _require(holds: bool, complaint: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from prefixcache.index.base import (
     SweepAnswer,
 )
 from prefixcache.index.boundaries import Boundaries
+from prefixcache.index.family import GENERATIONS_A_CACHE, MOST_GENERATIONS, Family
 from prefixcache.limits import (
     DEAD_AFTER_S,
     KEEPER_S,
@@ -68,6 +69,8 @@ class MemoryIndex(PrefixIndex):
         """By block and incarnation, both in the order in which they were written last."""
         self._loads: dict[int, dict[bytes, bytes]] = {}
         """Records by their writers, as bytes, so that their numbers are rounded as everywhere."""
+        self._families: dict[str, list[int]] = {}
+        """By engine: the anchor, the next generation, the newest, and the older ones."""
         self._keeper_id = ""
         self._keeper_until_s = float("-inf")
         self._swept_at_s = float("-inf")
@@ -75,12 +78,7 @@ class MemoryIndex(PrefixIndex):
 
     async def register(self) -> Registration:
         self._index_id = self._index_id or secrets.token_hex(8)
-        self._last_incarnation += 1
-        incarnation = self._last_incarnation
-        self._lease_ends[incarnation] = self._clock() + self._lease_s
-        self._batches[incarnation] = 0
-        self._held[incarnation] = set()
-        return Registration(incarnation=incarnation, index_id=self._index_id)
+        return Registration(incarnation=self._give_incarnation(), index_id=self._index_id)
 
     async def renew(self, incarnation: int, load: WorkerLoad | None = None) -> bool:
         if incarnation not in self._lease_ends:
@@ -138,6 +136,45 @@ class MemoryIndex(PrefixIndex):
             self._drop(incarnation, block)
         return ApplyAnswer(status="ok", index_id=self._index_id)
 
+    async def open_family(self, engine: str, *, instead_of: int | None = None) -> Family:
+        ids = self._standing_family(engine)
+        if ids and ids[0] == instead_of:
+            for incarnation in ids:
+                self._forget(incarnation)
+            ids = []
+        self._families[engine] = ids = ids or [self._give_incarnation()]
+        self._add_generations(ids)
+        self._renew_all(ids)
+        return self._family_of(ids)
+
+    async def families(self, engines: Sequence[str], *, renew: Collection[str] = ()) -> Mapping[str, Family]:
+        found: dict[str, Family] = {}
+        for engine in engines:
+            if ids := self._standing_family(engine):
+                if engine in renew:
+                    self._renew_all(ids)
+                found[engine] = self._family_of(ids)
+        return found
+
+    async def claim(self, engine: str, anchor: int, hashes: Sequence[int], *, capacity: int) -> Family | None:
+        if len(hashes) > MAX_APPLY_HASHES:
+            raise ValueError(f"a claim of {len(hashes)} hashes; at most {MAX_APPLY_HASHES} are allowed")
+        ids = self._standing_family(engine)
+        if not ids or ids[0] != anchor:
+            return None
+        self._add_generations(ids)
+        if len(self._held[ids[2]]) * GENERATIONS_A_CACHE >= capacity and len(ids) < 2 + MOST_GENERATIONS:
+            ids.insert(1, self._give_incarnation())
+        for block in hashes:
+            holders = self._holders.setdefault(block, set())
+            for incarnation in holders.intersection(ids):
+                self._held[incarnation].discard(block)
+                holders.discard(incarnation)
+            holders.add(ids[2])
+            self._held[ids[2]].add(block)
+        self._families[engine] = self._without_old_generations(ids, capacity)
+        return self._family_of(self._families[engine])
+
     async def sweep(self, keeper_id: str) -> SweepAnswer:
         now_s = self._clock()
         if keeper_id != self._keeper_id and now_s < self._keeper_until_s:
@@ -152,6 +189,7 @@ class MemoryIndex(PrefixIndex):
         removed_claims = sum(len(self._held[incarnation]) for incarnation in dead)
         for incarnation in dead:
             self._forget(incarnation)
+        self._families = {engine: ids for engine, ids in self._families.items() if ids[0] in self._lease_ends}
         return SweepAnswer(status="idle", dead_incarnations=len(dead), removed_claims=removed_claims)
 
     async def check_integrity(self, most_claims: Mapping[int, int] = MappingProxyType({})) -> None:
@@ -172,6 +210,12 @@ class MemoryIndex(PrefixIndex):
             raise IntegrityError(f"a block has no pending claim, or more than {MOST_PENDING}")
         if not self._loads.keys() <= self._lease_ends.keys():
             raise IntegrityError(f"the load of {self._loads.keys() - self._lease_ends.keys()} outlived the lease")
+        for engine, (anchor, *generations) in self._families.items():
+            claimed = [block for incarnation in generations for block in self._held.get(incarnation, ())]
+            if len(set(claimed)) < len(claimed):
+                raise IntegrityError(f"two generations of engine {engine} claim one block")
+            if self._held.get(anchor) or anchor not in self._lease_ends:
+                raise IntegrityError(f"the anchor of engine {engine} has claims, or no lease")
 
     def is_live(self, incarnation: int) -> bool:
         """Whether the incarnation holds a lease that has not run out."""
@@ -190,8 +234,48 @@ class MemoryIndex(PrefixIndex):
         """What FLUSHALL does: everything is gone, and ids go on."""
         self._index_id = self._keeper_id = ""
         self._keeper_until_s = self._swept_at_s = self._watched_since_s = float("-inf")
-        for content in (self._lease_ends, self._batches, self._holders, self._held, self._pending, self._loads):
+        contents = (self._lease_ends, self._batches, self._holders, self._held, self._pending, self._loads)
+        for content in (*contents, self._families):
             content.clear()
+
+    def _give_incarnation(self) -> int:
+        self._last_incarnation += 1
+        incarnation = self._last_incarnation
+        self._lease_ends[incarnation] = self._clock() + self._lease_s
+        self._batches[incarnation] = 0
+        self._held[incarnation] = set()
+        return incarnation
+
+    def _standing_family(self, engine: str) -> list[int]:
+        """Anchor and generations that have a lease entry; empty if the anchor has none."""
+        ids = self._families.get(engine, [])
+        if not ids or ids[0] not in self._lease_ends:
+            return []
+        return [incarnation for incarnation in ids if incarnation in self._lease_ends]
+
+    def _add_generations(self, ids: list[int]) -> None:
+        """Those that a family always has, the next one and the newest."""
+        while len(ids) < 3:
+            ids.insert(1, self._give_incarnation())
+
+    def _renew_all(self, ids: Sequence[int]) -> None:
+        for incarnation in ids:
+            self._lease_ends[incarnation] = self._clock() + self._lease_s
+
+    def _family_of(self, ids: Sequence[int]) -> Family:
+        num_claims = sum(len(self._held.get(incarnation, ())) for incarnation in ids)
+        return Family(anchor=ids[0], generations=tuple(ids[1:]), num_claims=num_claims)
+
+    def _without_old_generations(self, ids: Sequence[int], capacity: int) -> list[int]:
+        """Retires those that hold nothing, and the oldest as long as the others hold the capacity."""
+        anchor, following, newest, *older = ids
+        kept = [incarnation for incarnation in older if self._held[incarnation]]
+        num_claims = sum(len(self._held[incarnation]) for incarnation in (newest, *kept))
+        while kept and num_claims - len(self._held[kept[-1]]) >= capacity:
+            num_claims -= len(self._held[kept.pop()])
+        for incarnation in set(older).difference(kept):
+            self._forget(incarnation)
+        return [anchor, following, newest, *kept]
 
     def _commit(self, commit: Commit) -> dict[int, int]:
         others = self._pending_on(commit.boundaries, besides=commit.request_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +12,7 @@ from prefixcache import hashing
 from prefixcache.index import scripts
 from prefixcache.index.base import ApplyAnswer, Commit, Match, PrefixIndex, Registration, SweepAnswer
 from prefixcache.index.boundaries import Boundaries
+from prefixcache.index.family import Family
 from prefixcache.index.hot_client import HotClient
 from prefixcache.index.integrity import Content, check_content
 from prefixcache.index.keys import FIELDS_PER_BUCKET, NamespaceKeys
@@ -152,6 +153,47 @@ class RedisIndex(PrefixIndex):
         )
         return ApplyAnswer(status=status.decode(), index_id=index_id.decode())
 
+    async def open_family(self, engine: str, *, instead_of: int | None = None) -> Family:
+        family = await self._client.run(
+            scripts.OPEN_FAMILY,
+            self._keys.meta,
+            engine,
+            instead_of or 0,
+            self._lease_ms,
+            deadline_s=INDEX_WRITE_TIMEOUT_S,
+        )
+        return _family_of(family)
+
+    async def families(self, engines: Sequence[str], *, renew: Collection[str] = ()) -> Mapping[str, Family]:
+        asked = sorted(engines, key=lambda engine: engine not in renew)
+        if not asked:
+            return {}
+        found = await self._client.run(
+            scripts.FAMILIES,
+            self._keys.meta,
+            self._lease_ms,
+            sum(engine in renew for engine in asked),
+            *asked,
+            deadline_s=INDEX_WRITE_TIMEOUT_S,
+        )
+        return {engine: _family_of(family) for engine, family in zip(asked, found, strict=True) if family}
+
+    async def claim(self, engine: str, anchor: int, hashes: Sequence[int], *, capacity: int) -> Family | None:
+        if len(hashes) > MAX_APPLY_HASHES:
+            raise ValueError(f"a claim of {len(hashes)} hashes; at most {MAX_APPLY_HASHES} are allowed")
+        family = await self._client.run(
+            scripts.CLAIM,
+            self._keys.meta,
+            engine,
+            anchor,
+            hashing.pack_hashes(hashes),
+            capacity,
+            self._lease_ms,
+            self._fields_per_bucket,
+            deadline_s=INDEX_WRITE_TIMEOUT_S,
+        )
+        return _family_of(family) if family else None
+
     async def sweep(self, keeper_id: str) -> SweepAnswer:
         status, dead_incarnations, removed_claims = await self._client.run(
             scripts.SWEEP,
@@ -210,6 +252,12 @@ def _ms(duration_s: float) -> int:
 
 def _packed(incarnations: Sequence[int]) -> bytes:
     return struct.pack(f">{len(incarnations)}I", *incarnations)
+
+
+def _family_of(reply: Sequence[int]) -> Family:
+    """From {claims, anchor, generations, ..}."""
+    num_claims, anchor, *generations = reply
+    return Family(anchor=anchor, generations=tuple(generations), num_claims=num_claims)
 
 
 def _boundary_argument(boundaries: Boundaries) -> str:

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Final
 
 from prefixcache.index.base import MOST_PENDING, REQUEST_ID_BYTES
+from prefixcache.index.family import GENERATIONS_A_CACHE, MOST_GENERATIONS
 from prefixcache.index.keys import FIRST_BITS, INCARNATION_BITS, INLINE_CLAIMS, LONG_CLAIMS
 from prefixcache.limits import LOAD_KEY_S, LOAD_RECORD_S, MATCH_LOADS
 from prefixcache.load import HEAD_BYTES, RECORD_FORMAT, WRITER_BYTES
@@ -18,6 +19,7 @@ local INLINE_CLAIMS, LONG_CLAIMS = {INLINE_CLAIMS}, {LONG_CLAIMS}
 local MATCH_LOADS, RECORD_FORMAT = {MATCH_LOADS}, {RECORD_FORMAT}
 local WRITER_BYTES, HEAD_BYTES = {WRITER_BYTES}, {HEAD_BYTES}
 local LOAD_RECORD_MS, LOAD_KEY_MS = {round(LOAD_RECORD_S * 1_000)}, '{round(LOAD_KEY_S * 1_000)}'
+local GENERATIONS_A_CACHE, MOST_GENERATIONS = {GENERATIONS_A_CACHE}, {MOST_GENERATIONS}
 local REQUEST_ID_BYTES, PENDING_BYTES, MOST_PENDING = {REQUEST_ID_BYTES}, {12 + REQUEST_ID_BYTES}, {MOST_PENDING}
 """
 
@@ -43,14 +45,17 @@ def _compose(name: str, *parts: str, head: str = "") -> Script:
     return Script(name=name, text=text, sha1=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-REGISTER: Final = _compose("register", "preamble", head=_WRITES_WITHOUT_MEMORY)
+REGISTER: Final = _compose("register", "preamble", "incarnations", head=_WRITES_WITHOUT_MEMORY)
 RENEW: Final = _compose("renew", "preamble", "loads", head=_WRITES_WITHOUT_MEMORY)
-RETIRE: Final = _compose("retire", "preamble", "loads", head=_WRITES_WITHOUT_MEMORY)
+RETIRE: Final = _compose("retire", "preamble", "incarnations", head=_WRITES_WITHOUT_MEMORY)
 COMMIT: Final = _compose("commit", "preamble", "loads")
 EXCHANGE_LOADS: Final = _compose("exchange_loads", "preamble", "loads", head=_WRITES_WITHOUT_MEMORY)
 MATCH: Final = _compose("match", "preamble", "buckets")
-APPLY: Final = _compose("apply", "preamble", "buckets")
-SWEEP: Final = _compose("sweep", "preamble", "buckets")
+APPLY: Final = _compose("apply", "preamble", "buckets", "bucket_writes")
+OPEN_FAMILY: Final = _compose("open_family", "preamble", "incarnations", "family", head=_WRITES_WITHOUT_MEMORY)
+FAMILIES: Final = _compose("families", "preamble", "incarnations", "family", head=_WRITES_WITHOUT_MEMORY)
+CLAIM: Final = _compose("claim", "preamble", "incarnations", "family", "buckets", "bucket_writes")
+SWEEP: Final = _compose("sweep", "preamble", "incarnations", "family", "buckets")
 WITHDRAW: Final = _compose("withdraw")
 
 ALL: Final = tuple(value for value in list(globals().values()) if isinstance(value, Script))

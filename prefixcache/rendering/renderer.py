@@ -29,6 +29,9 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 _PROMPT_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
 
+_END_TAG = "CONTINUE_FINAL_MESSAGE_TAG"
+"""Put behind a message that is to be continued, and found again in the prompt; the text is transformers'."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPrompt:
@@ -49,6 +52,7 @@ class Renderer:
 
     def __init__(self, files: TokenizerFiles, *, clock: Callable[[], datetime] = datetime.now) -> None:
         config = TokenizerConfig.from_files(files)
+        self.fingerprint = files.fingerprint
         self._clock = clock
         self._special_tokens = config.special_tokens
         self._templates = {name: ChatTemplate(source) for name, source in config.chat_templates.items()}
@@ -102,6 +106,42 @@ class Renderer:
         if not _is_unicode(prompt.text):
             raise InvalidRequest("a message holds an unpaired surrogate, which is not Unicode text", param="messages")
         return RenderedPrompt(text=prompt.text, pieces=self._encoder.cut(prompt))
+
+    def render_unmarked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> RenderedPrompt:
+        """The prompt as transformers renders it and engines with it: for a prediction, never for a worker of our own.
+
+        A role may be anything, and a control spelling of the caller's is a control token. Raises InvalidRequest as
+        `render`, and for a final message that cannot be continued.
+        """
+        template = self._template(with_tools=tools is not None)
+        for name in template_arguments or {}:
+            if name in _PROMPT_NAMES | template.reserved_names:
+                raise InvalidRequest(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
+        present = [_with_reasoning_names(message) for message in messages]
+        variables = {
+            **self._special_tokens,
+            **(template_arguments or {}),
+            "messages": [*present[:-1], _tagged(present[-1])] if continue_final_message else present,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = template.render(variables, self._clock())
+        if continue_final_message:
+            text = _until_tag(text)
+        if not _is_unicode(text):
+            raise InvalidRequest("a message holds an unpaired surrogate, which is not Unicode text", param="messages")
+        return self.raw(text, add_special_tokens=add_special_tokens)
 
     def raw(self, text: str, *, add_special_tokens: bool = True) -> RenderedPrompt:
         """The prompt that a caller wrote as a whole, without a template: control spellings in it are control tokens.
@@ -163,12 +203,7 @@ class Renderer:
             raise InvalidRequest(
                 f"messages[{index}] must have a role among {', '.join(sorted(ROLES))}", param="messages"
             )
-        # Clients send `"content": null`; templates know a missing key better than None.
-        present = {key: value for key, value in message.items() if value is not None}
-        reasoning = next((present[key] for key in _REASONING_KEYS if key in present), None)
-        if reasoning is not None:
-            present = {"thinking": reasoning, **present, "reasoning_content": reasoning}
-        marked: dict[str, Any] = self._control.mark(present)
+        marked: dict[str, Any] = self._control.mark(_with_reasoning_names(message))
         marked["role"] = role
         return marked
 
@@ -178,6 +213,33 @@ class Renderer:
             if name in taken:
                 raise InvalidRequest(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
         return {name: self._control.mark(value) for name, value in arguments.items()}
+
+
+def _with_reasoning_names(message: Mapping[str, Any]) -> dict[str, Any]:
+    # Clients send `"content": null`; templates know a missing key better than None.
+    present = {key: value for key, value in message.items() if value is not None}
+    if present.keys().isdisjoint(_REASONING_KEYS):
+        return present
+    reasoning = next(present[key] for key in _REASONING_KEYS if key in present)
+    return {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _tagged(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with a tag behind its last text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": f"{content}{_END_TAG} "}
+    if isinstance(content, list) and content:
+        return {**message, "content": [*content[:-1], {**content[-1], "text": f"{content[-1]['text']}{_END_TAG} "}]}
+    raise InvalidRequest("continue_final_message needs a final message with text in it", param="messages")
+
+
+def _until_tag(text: str) -> str:
+    """The prompt up to the tag; a template that trims the message has taken the blank behind the tag."""
+    place = text.rfind(_END_TAG)
+    if place < 0:
+        raise InvalidRequest("the chat template leaves out the final message, so it cannot be continued")
+    return text[:place] if text.startswith(" ", place + len(_END_TAG)) else text[:place].rstrip()
 
 
 def _is_unicode(text: str) -> bool:

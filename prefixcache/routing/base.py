@@ -47,6 +47,10 @@ class WorkerSnapshot:
     num_waiting: int = 0
     """Requests that the worker has not started."""
     num_running: int = 0
+    held_tokens: float = 0.0
+    """What the index has claimed for it, where it cannot tell itself how full its cache is: a plain engine."""
+    capacity_tokens: float | None = None
+    """Of the cache that holds them; None where it is not known, and taken for ample."""
     is_draining: bool = False
     """It ends soon, and takes a request only where nobody else is."""
 
@@ -69,7 +73,7 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Chooses among at least one worker. Does no I/O, keeps no state but its random source."""
+    """Chooses among at least one worker. Does no I/O, keeps no state but its random source or whose turn it is."""
 
     name: str
 

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = ("Memory", "Whole match", "apply of 256", "CPU of the client", "Lookups", "Growth", "Sweep")
+TABLES = ("Memory", "Whole match", "apply of 256", "claim of 256", "CPU of the client", "Lookups", "Growth", "Sweep")
 FLOORS = (
     "bytes a block, agent forks, holders 4",
     "largest key of any shape",
     "match of 128 blocks, all hold it: server",
     "match of 128 blocks, cold: client p99",
     "apply, 256 stored, growing from empty: mean",
+    "claim, moved to a new generation, each call: mean",
     "client CPU of a coalesced match",
     "match of 128, 4,000 to",
     "growing apply",

@@ -3,6 +3,7 @@
     writers (caches) ── register, apply, renew, retire ──►  memory          a second proxy looks at the same store
     proxy one        ── match, commit, exchange_loads ───►  and the store   through connections of its own and must
     proxy two        ── the same                            under test      see exactly what the first one sees
+    both proxies     ── open_family, families, claim
 
 Who plays it, hypothesis or a plain random source, chooses steps and arguments.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from prefixcache.index.base import Commit
+from prefixcache.index.family import MOST_GENERATIONS, Family
 from prefixcache.limits import MATCH_LOADS, MAX_APPLY_HASHES
 from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad
 from tests.support.index_commits import PROXY_ONE, PROXY_TWO, commit_of
@@ -28,6 +30,9 @@ TICK_S = 8.6
 """Time passes in ticks: no multiple is just below the end of an office (10 s), of a dead lease (30 s) or of a pending
 claim (60 s), so that the milliseconds between the worlds decide nothing. What lives shorter ends within one tick."""
 MOST_SWEEPS = 1_000
+CAPACITIES = {"engine of 3": 3, "engine of 40": 40, "engine of 400": 400}
+"""Index blocks of plain engines: less than a prompt, a few prompts, and many."""
+ENGINES = tuple(CAPACITIES)
 
 
 @dataclass(slots=True)
@@ -49,11 +54,15 @@ class History:
         self.memory = memory
         self.proxies = proxies
         self.writers = [Writer(number) for number in range(num_writers)]
+        self.families: dict[str, dict[str, Family]] = {memory.name: {}, proxies[0].name: {}}
+        """Of each engine in each world, as the last answer said."""
         self.version = 0
 
     async def begin(self) -> None:
         for writer in self.writers:
             await self.start_anew(writer)
+        for engine in ENGINES:
+            await self.open_family(engine, 0)
 
     async def end(self) -> None:
         """Everything is announced and swept: both worlds are intact and alike on every chain."""
@@ -73,15 +82,33 @@ class History:
         return self.proxies[writer.number % len(self.proxies)]
 
     def numbers(self, world: World) -> dict[int, int]:
-        return {writer.ids[world.name]: writer.number for writer in self.writers}
+        """Writers by their number, engines by one below zero."""
+        numbers = {writer.ids[world.name]: writer.number for writer in self.writers}
+        for engine, family in self.families[world.name].items():
+            numbers |= dict.fromkeys((family.anchor, *family.generations), number_of(engine))
+        return numbers
+
+    def anchor(self, engine: str) -> Writer:
+        """As far as loads and pending claims are concerned."""
+        ids = {name: families[engine].anchor for name, families in self.families.items()}
+        return Writer(number=number_of(engine), ids=ids)
 
     async def compare(self, chain: Sequence[int], asked: Sequence[Writer] = (), *, with_loads: bool = False) -> None:
-        """Depths and pending claims are the same in all worlds, and nobody else is named; loads only if asked for."""
+        """Depths and pending claims are the same in all worlds, and nobody else is named; loads only if asked for.
+
+        Which generations of an engine are named besides the deepest one is left open, and with it whose load comes
+        unasked.
+        """
         found: list[object] = []
+        of_asked = {writer.number for writer in asked}
+        has_claims = any(family.num_claims for family in self.families[self.memory.name].values())
         for world in (self.memory, *self.proxies):
             numbers = self.numbers(world)
             match = await world.index.match(chain, candidates=[writer.ids[world.name] for writer in asked])
-            loads = {numbers[incarnation]: load for incarnation, load in match.loads.items()} if with_loads else {}
+            named_loads = {numbers[incarnation]: load for incarnation, load in match.loads.items()}
+            if not with_loads:
+                named_loads.clear()
+            loads = {number: load for number, load in named_loads.items() if number in of_asked or not has_claims}
             found.append((named(match.depths, numbers), named(match.pending, numbers), loads))
         assert found[0] == found[1] == found[2]
 
@@ -184,6 +211,9 @@ class History:
             await self.check_dead(writer)
         for writer in self.writers:
             await self.start_anew(writer)
+        for engine in ENGINES:
+            await self.check_families(absent=ENGINES[ENGINES.index(engine) :])
+            await self.open_family(engine, 0)
         await self.compare(chain)
 
     async def let_pass(self, ticks: int) -> None:
@@ -206,6 +236,74 @@ class History:
         for writer in self.writers:
             if await self.apply(writer, 0, [], []) == "dead":
                 await self.start_anew(writer)
+        for engine in await self.check_families():
+            await self.open_family(engine, keeper)
+
+    # --- steps of proxies for plain engines
+
+    async def open_family(self, engine: str, proxy: int, *, instead_of: Mapping[str, int | None] | None = None) -> None:
+        """`instead_of`: by the world's name."""
+        for world in (self.memory, self.proxies[proxy]):
+            replaced = (instead_of or {}).get(world.name)
+            self.families[world.name][engine] = await world.index.open_family(engine, instead_of=replaced)
+        self.check_alike(engine)
+
+    async def check_families(self, renew: Sequence[str] = (), absent: Sequence[str] = ()) -> Sequence[str]:
+        """Those that stand are as they were answered last; returns those that do not."""
+        gone: list[list[str]] = []
+        for world in (self.memory, *self.proxies):
+            found = await world.index.families(ENGINES, renew=renew)
+            gone.append([engine for engine in ENGINES if engine not in found])
+            assert all(found[engine] == self.families[world.name][engine] for engine in found)
+        assert gone[0] == gone[1] == gone[2]
+        assert set(absent) <= set(gone[0])
+        return gone[0]
+
+    def check_alike(self, engine: str) -> None:
+        mine, real = (families[engine] for families in self.families.values())
+        assert (mine.num_claims, len(mine.generations)) == (real.num_claims, len(real.generations))
+        assert 2 <= len(mine.generations) <= 1 + MOST_GENERATIONS
+
+    async def claim(self, engine: str, chain: list[int], proxy: int) -> None:
+        """As a proxy does: the deep end of a long chain first, in pieces."""
+        first = (len(chain) - 1) // MAX_APPLY_HASHES * MAX_APPLY_HASHES
+        for start in range(max(first, 0), -1, -MAX_APPLY_HASHES):
+            piece = chain[start : start + MAX_APPLY_HASHES]
+            for world in (self.memory, self.proxies[proxy]):
+                anchor = self.families[world.name][engine].anchor
+                family = await world.index.claim(engine, anchor, piece, capacity=CAPACITIES[engine])
+                assert family is not None
+                self.families[world.name][engine] = family
+            self.check_alike(engine)
+        await self.compare(chain)
+
+    async def claim_for_another_family(self, engine: str, chain: list[int], proxy: int) -> None:
+        for world in (self.memory, self.proxies[proxy]):
+            piece = chain[:MAX_APPLY_HASHES]
+            assert await world.index.claim(engine, NEVER_GIVEN, piece, capacity=CAPACITIES[engine]) is None
+        await self.compare(chain)
+
+    async def begin_anew(self, engine: str, chain: list[int], proxies: Sequence[int]) -> None:
+        """Each of the proxies saw that the engine lost its cache: the first one begins, others get what it began."""
+        before = {name: families[engine].anchor for name, families in self.families.items()}
+        for proxy in proxies:
+            await self.open_family(engine, proxy, instead_of=before)
+        mine, real = (families[engine] for families in self.families.values())
+        assert mine.num_claims == real.num_claims == 0
+        await self.check_dead(Writer(number=0, ids=before))
+        await self.compare(chain)
+
+    async def renew_engines(self, engines: Sequence[str], chain: list[int]) -> None:
+        for engine in await self.check_families(renew=engines):
+            await self.open_family(engine, 0)
+        await self.compare(chain)
+
+    async def lapse_engine(self, engine: str, chain: list[int]) -> None:
+        for world in (self.memory, self.proxies[0]):
+            family = self.families[world.name][engine]
+            for incarnation in (family.anchor, *family.generations):
+                world.expire(incarnation)
+        await self.compare(chain)
 
     # --- steps of proxies
 
@@ -263,8 +361,16 @@ class History:
         assert found[0] == found[1]
 
 
-def named(by_incarnation: Mapping[int, int], numbers: Mapping[int, int]) -> dict[int, int]:
-    return {numbers[incarnation]: value for incarnation, value in by_incarnation.items()}
+def number_of(engine: str) -> int:
+    return -1 - ENGINES.index(engine)
+
+
+def named(depths: Mapping[int, int], numbers: Mapping[int, int]) -> dict[int, int]:
+    """Of an engine the deepest of its incarnations counts."""
+    deepest: dict[int, int] = {}
+    for incarnation, depth in depths.items():
+        deepest[numbers[incarnation]] = max(depth, deepest.get(numbers[incarnation], 0))
+    return deepest
 
 
 def worker_load(version: int, available_blocks: int) -> WorkerLoad:

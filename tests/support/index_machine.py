@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from prefixcache.limits import MAX_APPLY_HASHES
 from tests.support.index_forest import CHAINS
-from tests.support.index_history import KEEPERS, PROXY_IDS, History, Verb, Writer
+from tests.support.index_history import ENGINES, KEEPERS, PROXY_IDS, History, Verb, Writer
 from tests.support.index_worlds import World
 from tests.support.seeds import seeded
 
@@ -27,6 +27,8 @@ WRITERS = st.integers(0, 2**16)
 """Taken modulo the number of writers."""
 CUTS = st.integers(1, MAX_APPLY_HASHES)
 """Steps of a cache that one batch carries."""
+ENGINE_NAMES = st.sampled_from(ENGINES)
+PROXIES = st.integers(0, len(PROXY_IDS) - 1)
 BATCHES = st.integers(0, 5)
 """Sent of what is unsent; the rest waits."""
 
@@ -133,10 +135,46 @@ class IndexMachine(RuleBasedStateMachine):
         request=st.integers(0, 5),
         number=WRITERS,
         piece=PIECES,
-        proxy=st.integers(0, len(PROXY_IDS) - 1),
+        proxy=PROXIES,
     )
     def commit(self, verb: Verb, request: int, number: int, piece: Piece, proxy: int) -> None:
         self.run(self.history.commit(verb, request, self.writer(number), blocks_of(piece), proxy))
+
+    @rule(
+        verb=st.sampled_from(("place", "settle", "release")),
+        request=st.integers(0, 5),
+        engine=ENGINE_NAMES,
+        piece=PIECES,
+        proxy=PROXIES,
+    )
+    def commit_to_engine(self, verb: Verb, request: int, engine: str, piece: Piece, proxy: int) -> None:
+        self.run(self.history.commit(verb, request, self.history.anchor(engine), blocks_of(piece), proxy))
+
+    @rule(engine=ENGINE_NAMES, pieces=st.lists(PIECES, min_size=1, max_size=4), proxy=PROXIES)
+    def claim(self, engine: str, pieces: list[Piece], proxy: int) -> None:
+        for piece in pieces:
+            self.run(self.history.claim(engine, blocks_of(piece), proxy))
+
+    @rule(piece=PIECES, proxy=PROXIES)
+    def claim_of_all_engines(self, piece: Piece, proxy: int) -> None:
+        for engine in ENGINES:
+            self.run(self.history.claim(engine, blocks_of(piece), proxy))
+
+    @rule(engine=ENGINE_NAMES, piece=PIECES, proxy=PROXIES)
+    def claim_for_another_family(self, engine: str, piece: Piece, proxy: int) -> None:
+        self.run(self.history.claim_for_another_family(engine, blocks_of(piece), proxy))
+
+    @rule(engine=ENGINE_NAMES, piece=PIECES, proxies=st.lists(PROXIES, min_size=1, max_size=3))
+    def begin_engine_anew(self, engine: str, piece: Piece, proxies: list[int]) -> None:
+        self.run(self.history.begin_anew(engine, blocks_of(piece), proxies))
+
+    @rule(engines=st.lists(ENGINE_NAMES, unique=True), piece=PIECES)
+    def renew_engines(self, engines: list[str], piece: Piece) -> None:
+        self.run(self.history.renew_engines(engines, blocks_of(piece)))
+
+    @rule(engine=ENGINE_NAMES, piece=PIECES)
+    def lapse_engine(self, engine: str, piece: Piece) -> None:
+        self.run(self.history.lapse_engine(engine, blocks_of(piece)))
 
     @rule(
         told=st.lists(st.tuples(st.integers(0, len(PROXY_IDS)), WRITERS, st.integers(-3, 3)), min_size=1, max_size=12),

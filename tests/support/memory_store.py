@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from prefixcache.errors import IndexUnavailable
 from prefixcache.index.base import ApplyAnswer, Commit, Match, Registration, SweepAnswer
+from prefixcache.index.family import Family
 from prefixcache.index.memory_index import MemoryIndex
 from prefixcache.index.memory_registry import MemoryRegistry
 from prefixcache.limits import LEASE_S
@@ -99,6 +100,18 @@ class FaultyIndex(MemoryIndex):
     async def apply(self, incarnation: int, batch: int, stored: Sequence[int], removed: Sequence[int]) -> ApplyAnswer:
         await self.faults.pass_or_fail()
         return await super().apply(incarnation, batch, stored, removed)
+
+    async def open_family(self, engine: str, *, instead_of: int | None = None) -> Family:
+        await self.faults.pass_or_fail()
+        return await super().open_family(engine, instead_of=instead_of)
+
+    async def families(self, engines: Sequence[str], *, renew: Collection[str] = ()) -> Mapping[str, Family]:
+        await self.faults.pass_or_fail()
+        return await super().families(engines, renew=renew)
+
+    async def claim(self, engine: str, anchor: int, hashes: Sequence[int], *, capacity: int) -> Family | None:
+        await self.faults.pass_or_fail()
+        return await super().claim(engine, anchor, hashes, capacity=capacity)
 
     async def sweep(self, keeper_id: str) -> SweepAnswer:
         await self.faults.pass_or_fail()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from prefixcache.index.base import (
     SweepAnswer,
 )
 from prefixcache.index.boundaries import Boundaries
+from prefixcache.index.family import Family
 from prefixcache.limits import (
     DEAD_AFTER_S,
     KEEPER_S,
@@ -64,6 +65,8 @@ class PlainIndex(PrefixIndex):
         self.pending: list[PlainPending] = []
         self.loads: list[PlainLoad] = []
         self.sweeps: list[tuple[float, str]] = []
+        self.engines: dict[str, list[int]] = {}
+        """Every incarnation that each engine ever had since the last of its anchors, in the order of their ids."""
 
     async def register(self) -> Registration:
         self.num_given += 1
@@ -170,6 +173,54 @@ class PlainIndex(PrefixIndex):
         self.claims -= {(incarnation, block) for block in removed}
         return ApplyAnswer(status="ok", index_id=index_id)
 
+    def give(self) -> int:
+        self.num_given += 1
+        self.lease_ends[self.num_given] = self.clock() + self.lease_s
+        return self.num_given
+
+    def family(self, engine: str) -> Family:
+        anchor, *generations = [id_ for id_ in self.engines[engine] if id_ in self.lease_ends]
+        num_claims = sum(holder in generations for holder, _ in self.claims)
+        return Family(anchor=anchor, generations=tuple(reversed(generations)), num_claims=num_claims)
+
+    def stands(self, engine: str) -> bool:
+        return engine in self.engines and self.engines[engine][0] in self.lease_ends
+
+    async def open_family(self, engine: str, *, instead_of: int | None = None) -> Family:
+        if self.stands(engine) and self.engines[engine][0] == instead_of:
+            for incarnation in self.engines[engine]:
+                self.lease_ends.pop(incarnation, None)
+        if not self.stands(engine):
+            self.engines[engine] = [self.give(), self.give(), self.give()]
+        return (await self.families([engine], renew=[engine]))[engine]
+
+    async def families(self, engines: Sequence[str], *, renew: Collection[str] = ()) -> Mapping[str, Family]:
+        for engine in renew:
+            if self.stands(engine):
+                ends = dict.fromkeys(self.engines[engine], self.clock() + self.lease_s)
+                self.lease_ends |= {id_: end for id_, end in ends.items() if id_ in self.lease_ends}
+        return {engine: self.family(engine) for engine in engines if self.stands(engine)}
+
+    async def claim(self, engine: str, anchor: int, hashes: Sequence[int], *, capacity: int) -> Family | None:
+        """Those that are empty and, seen from the newest, those behind a cache full of claims are retired."""
+        if not self.stands(engine) or self.engines[engine][0] != anchor:
+            return None
+        held = {id_: {block for holder, block in self.claims if holder == id_} for id_ in self.engines[engine]}
+        generations = self.family(engine).generations
+        if len(held[generations[1]]) >= capacity / 4 and len(generations) <= 8:
+            self.engines[engine].append(self.give())
+            held[self.engines[engine][-1]] = set()
+            generations = (self.engines[engine][-1], *generations)
+        self.claims -= {(id_, block) for id_ in generations for block in hashes}
+        self.claims |= {(generations[1], block) for block in hashes}
+        num_younger = len({block for holder, block in self.claims if holder == generations[1]})
+        for generation in generations[2:]:
+            num_held = sum(holder == generation for holder, _ in self.claims)
+            if not num_held or num_younger >= capacity:
+                del self.lease_ends[generation]
+            num_younger += num_held
+        return self.family(engine)
+
     async def sweep(self, keeper_id: str) -> SweepAnswer:
         now_s = self.clock()
         if self.sweeps and self.sweeps[-1][1] != keeper_id and now_s < self.sweeps[-1][0] + KEEPER_S:
@@ -191,7 +242,7 @@ class PlainIndex(PrefixIndex):
         return SweepAnswer(status="idle", dead_incarnations=len(dead), removed_claims=len(removed))
 
     async def check_integrity(self, most_claims: Mapping[int, int] = MappingProxyType({})) -> None:
-        assert self.claims <= {(incarnation, block) for incarnation in self.accepted for _, block in self.claims}
+        assert {incarnation for incarnation, _ in self.claims} <= set(range(1, self.num_given + 1))
 
 
 class PlainWorld:

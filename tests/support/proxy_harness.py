@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prefixcache.metrics import exposition
 from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
 from proxy.app import BOOKS, FLEET, AppParts, create_app
+from proxy.engines.engine_settings import EngineSettings
 from proxy.fleet import Fleet
 from proxy.server import serving
 from proxy.store import Store
@@ -94,6 +95,8 @@ async def running_proxy(
     secret: bytes | None = None,
     worker_token: bytes | None = None,
     cors_origins: tuple[str, ...] = (),
+    engines: EngineSettings | None = None,
+    has_redis: bool = True,
 ) -> AsyncIterator[RunningProxy]:
     """A proxy over `store`, which the caller owns."""
 
@@ -103,7 +106,13 @@ async def running_proxy(
 
     policy = POLICIES[DEFAULT_POLICY](random.Random(0))
     parts = AppParts(
-        open_store=open_store, policy=policy, secret=secret, worker_token=worker_token, cors_origins=cors_origins
+        open_store=open_store,
+        policy=policy,
+        secret=secret,
+        worker_token=worker_token,
+        cors_origins=cors_origins,
+        engines=engines or EngineSettings(),
+        has_redis=has_redis,
     )
     app = create_app(parts)
     async with (

@@ -28,7 +28,7 @@ LAYERS = (
     ),
     ("prefixcache.registry",),
     ("prefixcache.index", "prefixcache.rendering", "prefixcache.routing"),
-    ("prefixcache.store", "prefixcache.keeper"),
+    ("prefixcache.store", "prefixcache.local_store", "prefixcache.keeper"),
     ("prefixcache.demo",),
     ("prefixcache.cli",),
 )
@@ -47,6 +47,7 @@ FENCES = {
     "click": ("prefixcache.config", "prefixcache.cli", "proxy.__main__", "worker.__main__"),
     "uvloop": ("proxy.__main__", "worker.__main__"),
     "aiohttp": ("proxy", "worker"),
+    "httptools": ("proxy.engines.http_connection",),
     "msgspec": PACKAGES,
     "xxhash": ("prefixcache.hashing", "worker.draw", "worker.sim_model"),
 }

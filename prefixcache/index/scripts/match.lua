@@ -23,7 +23,12 @@
 --
 -- Whoever is held at one probe and at none beyond it ends before the next one: a binary search finds where. Claims that
 -- are prefix-closed are found exactly. Of others the answer is a block that is held, never before the first lost one,
--- and one lost claim costs one step at most.
+-- and one lost claim costs one step at most. A plain engine's are prefix-closed over its generations together, of which
+-- one may hold a piece between two probes only: those are met on the way of the search, and the deepest of an engine is
+-- exact:
+--
+--     gen 2      ##################
+--     gen 1                        #########                             met at 47, between 31 and 63
 local chain, boundaries = ARGV[1], ARGV[2]
 local format = string.format
 local LAST_BLOCK, LEAST_STRIDE, MOST_ARGUMENTS = #chain / 8 - 1, 32, 4000
@@ -134,7 +139,22 @@ local function claim_of(owner, run)
   end
 end
 
+-- The live claims of a run whose owners were not met before.
+local is_met = {}
+local function meet_in(run)
+  local live, claims = live_claims(run), {}
+  for at = 1, #live do
+    local owner = live[at] - live[at] % 4
+    if not is_met[owner] then
+      is_met[owner] = true
+      claims[#claims + 1] = live[at]
+    end
+  end
+  return claims
+end
+
 -- Emits claims of `run`, the run of block `held`, whose owners have none on block `absent`.
+local has_engines = call('EXISTS', FAMILIES) == 1
 local function narrow(held, absent, claims, run)
   while absent - held > 1 do
     local block = math.floor((held + absent) / 2)
@@ -144,7 +164,7 @@ local function narrow(held, absent, claims, run)
     elseif not there then
       absent = block
     else
-      local less_deep, deeper = {}, {}
+      local less_deep, deeper = {}, has_engines and meet_in(there) or {}
       for at = 1, #claims do
         local found = claim_of(claims[at] - claims[at] % 4, there)
         if found then
@@ -168,18 +188,10 @@ end
 
 -- From the deepest probe up: where an incarnation is met first is the last probe at which it is held.
 local function find_depths()
-  local found_by_owner = {}
   for number = #probes, 1, -1 do
     local run = runs[number]
     if run and run ~= runs[number + 1] then
-      local live, claims = live_claims(run), {}
-      for at = 1, #live do
-        local owner = live[at] - live[at] % 4
-        if not found_by_owner[owner] then
-          found_by_owner[owner] = true
-          claims[#claims + 1] = live[at]
-        end
-      end
+      local claims = meet_in(run)
       if #claims > 0 then
         narrow(probes[number], probes[number + 1] or probes[number] + 1, claims, run)
       end

@@ -2,7 +2,7 @@
 -- so that all keys of a script carry one hash tag.
 local META = KEYS[1]
 local BASE = string.sub(META, 1, -1 - #':meta')
-local LIVE, BATCHES, CLAIMS_HELD = BASE .. ':live', BASE .. ':seq', BASE .. ':n'
+local LIVE, BATCHES, CLAIMS_HELD, FAMILIES = BASE .. ':live', BASE .. ':seq', BASE .. ':n', BASE .. ':gen'
 
 local function now_ms()
   local time = redis.call('TIME')

@@ -8,7 +8,5 @@
 if not may_write(ARGV[1], ARGV[2]) then
   return 0
 end
-redis.call('ZREM', LIVE, ARGV[1])
-redis.call('HDEL', BATCHES, ARGV[1])
-redis.call('DEL', load_key(ARGV[1]))
+end_incarnation(ARGV[1])
 return 1

@@ -217,9 +217,10 @@ find_dead()
 call('DEL', KEEPER)
 call('SET', KEEPER, keeper, 'PX', office_ms)
 for at = 1, #ended do
-  call('ZREM', LIVE, ended[at])
-  call('HDEL', BATCHES, ended[at])
-  call('DEL', BASE .. ':l:' .. ended[at])
+  end_incarnation(ended[at])
+end
+if ended[1] then
+  forget_families()
 end
 if num_dead > 0 then
   while num_looked < most_looked and cursor <= LAST_HEAD do

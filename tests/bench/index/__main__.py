@@ -9,6 +9,7 @@ import uvloop
 
 from tests.bench.index.apply_cost import measure_apply
 from tests.bench.index.bench import open_bench
+from tests.bench.index.claim_cost import measure_claim
 from tests.bench.index.client_cost import measure_client
 from tests.bench.index.flat_layout import FlatLayout
 from tests.bench.index.growth import measure_growth
@@ -36,6 +37,7 @@ async def measure(server: BenchServer, sizes: Sizes, seed: int) -> tuple[list[Ta
         note(*await measure_memory(bench, flat))
         note(*await measure_match(bench, flat))
         note(*await measure_apply(bench, flat))
+        note(*await measure_claim(bench))
         note(*await measure_client(bench))
         note(await measure_lookups(bench), [])
         note(*await measure_growth(bench))

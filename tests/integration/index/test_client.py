@@ -275,6 +275,9 @@ async def test_every_key_of_a_script_carries_the_hash_tag(any_server: Server) ->
                 await world.index.apply(incarnation, 2, range(0, 2**64, 2**57), range(1, 5))
                 assert await world.index.renew(incarnation)
                 await world.index.commit(commit_of("place", incarnation, range(1, 10), incarnation))
+            family = await world.index.open_family("engine")
+            assert await world.index.claim("engine", family.anchor, range(1, 10), capacity=1)
+            assert await world.index.families(["engine"], renew=["engine"])
             await world.index.match(range(1, 10), candidates=incarnations[:4])
             await world.index.exchange_loads(PROXY_ONE, {incarnations[0]: ProxyLoad(version=1)}, incarnations)
             await world.index.sweep("keeper")
@@ -283,4 +286,4 @@ async def test_every_key_of_a_script_carries_the_hash_tag(any_server: Server) ->
     assert len(keys) > 1_000
     assert [key for key in keys if not key.startswith(f"{KEYS.base}:")] == []
     kinds = {key.removeprefix(f"{KEYS.base}:").split(":")[0] for key in keys}
-    assert kinds == {"meta", "live", "seq", "n", "b", "h", "l", "p", "keeper"}
+    assert kinds == {"meta", "live", "seq", "gen", "n", "b", "h", "l", "p", "keeper"}

@@ -10,7 +10,7 @@ import pytest
 from prefixcache.limits import MAX_APPLY_HASHES
 from tests.integration.index.worlds import KEYS, RedisWorld, redis_world
 from tests.support.index_forest import CHAINS
-from tests.support.index_history import KEEPERS, PROXY_IDS, History, Verb, Writer
+from tests.support.index_history import ENGINES, KEEPERS, PROXY_IDS, History, Verb, Writer
 from tests.support.index_worlds import MemoryWorld
 from tests.support.seeds import seeded
 from tests.support.valkey import Server
@@ -39,6 +39,10 @@ class Player:
             self.sweep: 4,
             self.commit: 20,
             self.exchange_loads: 4,
+            self.claim: 30,
+            self.begin_engine_anew: 1,
+            self.renew_engines: 4,
+            self.lapse_engine: 2,
         }
 
     async def play(self, num_steps: int) -> None:
@@ -99,6 +103,20 @@ class Player:
     async def exchange_loads(self) -> None:
         told = [(self.rand.randint(0, len(PROXY_IDS)), self.writer(), self.rand.randint(-3, 3)) for _ in range(10)]
         await self.history.exchange_loads(told, self.piece())
+
+    async def claim(self) -> None:
+        engine, proxy = self.rand.choice(ENGINES), self.rand.randrange(len(PROXY_IDS))
+        await self.history.claim(engine, self.piece(), proxy)
+
+    async def begin_engine_anew(self) -> None:
+        proxies = [self.rand.randrange(len(PROXY_IDS)) for _ in range(self.rand.randint(1, 3))]
+        await self.history.begin_anew(self.rand.choice(ENGINES), self.piece(), proxies)
+
+    async def renew_engines(self) -> None:
+        await self.history.renew_engines([engine for engine in ENGINES if self.rand.random() < 0.5], self.piece())
+
+    async def lapse_engine(self) -> None:
+        await self.history.lapse_engine(self.rand.choice(ENGINES), self.piece())
 
 
 @pytest.mark.parametrize("num_writers", [8, 40, 64])

@@ -87,6 +87,27 @@ def test_starts_without_redis() -> None:
         assert process.wait(10) == 0
 
 
+def test_in_front_of_an_engine_it_needs_no_redis() -> None:
+    environment = {"PREFIXCACHE_ENGINE_API_KEY": "k3y"}
+    with _program("--engine", "http://127.0.0.1:1/v1", "--port", "0", environment=environment) as (process, log):
+        with urllib.request.urlopen(_url(log) + "/health", timeout=10) as answer:
+            health = json.loads(answer.read())
+        assert health["redis"] is None
+        assert [engine["url"] for engine in health["engines"]] == ["http://127.0.0.1:1"]
+        assert "redis" not in log.lower() and "k3y" not in log
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def test_beside_an_engine_it_takes_the_redis_that_is_named(valkey: Server) -> None:
+    with _program("--engine", "http://127.0.0.1:1", "--redis", valkey.url, "--port", "0") as (process, log):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _reaches_redis(_url(log)):
+            assert time.monotonic() < deadline
+        process.terminate()
+        assert process.wait(10) == 0
+
+
 def test_settings_come_from_the_environment_too(valkey: Server) -> None:
     environment = {"PREFIXCACHE_REDIS": valkey.url, "PREFIXCACHE_PORT": "0", "PREFIXCACHE_SECRET": "s3cret"}
     with _program(environment=environment) as (process, log):
@@ -128,6 +149,11 @@ def test_a_port_in_use_is_one_plain_line() -> None:
         ["--port", "99999"],
         ["--key-prefix", "{x}"],
         ["--cors-origin", "x"],
+        ["--engine", "10.0.0.5:8000"],
+        ["--engine", "http://h:1", "--engine", "http://h:1/v1"],
+        ["--engine", "http://h:1", "--engine-capacity", "0"],
+        ["--engine", "http://h:1", "--tokenizer", "/nowhere"],
+        ["--engine", "http://h:1", "--engine-api-key", "in sight"],
     ],
 )
 def test_wrong_settings_end_with_2(arguments: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import xxhash
 from hypothesis import given
@@ -39,6 +40,27 @@ def test_seed_vectors() -> None:
 def test_root_vectors() -> None:
     assert root_of() == ROOT
     assert root_of(adapter="a", tenant="t", cache_salt="s") == 0x18C69FE501E2E2D9
+
+
+def engine_root_of(**changed: Any) -> int:
+    fields = {"model": "m", "unit": "token", "tokenizer": "f", "index_block_units": 64, "cache_keys": {}, **changed}
+    return hashing.engine_root(**{"seed": SEED, **fields})
+
+
+def test_engine_root_vectors() -> None:
+    assert engine_root_of(unit="byte", tokenizer="bytes", index_block_units=256) == 0x813E962E5DDBBBC8
+    assert engine_root_of(cache_keys={"b": "2", "a": "1"}) == 0x717F477C683635FC
+    assert engine_root_of(cache_keys={"b": "2", "a": "1"}) == engine_root_of(cache_keys={"a": "1", "b": "2"})
+
+
+def test_every_field_of_an_engine_root_counts() -> None:
+    changes: list[dict[str, Any]] = [
+        *({}, {"seed": 1}, {"model": "n"}, {"unit": "byte"}, {"tokenizer": "g"}, {"index_block_units": 128}),
+        *({"cache_keys": {"a": "1"}}, {"cache_keys": {"b": "1"}}, {"cache_keys": {"a": ""}}),
+    ]
+    roots = {engine_root_of(**change) for change in changes}
+    assert len(roots) == len(changes)
+    assert root_of() not in roots
 
 
 def test_namespace_vector() -> None:
@@ -88,6 +110,14 @@ def test_chain_is_that_of_next_hash_over_full_blocks(ids: list[int], block_size:
     for number, (parent, block_hash) in enumerate(pairwise([ROOT, *hashes])):
         block = pack_tokens(ids[number * block_size : (number + 1) * block_size])
         assert block_hash == hashing.next_hash(parent, block)
+
+
+@given(st.binary(max_size=60), st.sampled_from([1, 7, 16]))
+def test_a_chain_over_bytes_has_a_hash_for_every_full_run(units: bytes, width: int) -> None:
+    hashes = hashing.chain(ROOT, units, width)
+    assert len(hashes) == len(units) // width
+    for number, (parent, block_hash) in enumerate(pairwise([ROOT, *hashes])):
+        assert block_hash == hashing.next_hash(parent, units[number * width : (number + 1) * width])
 
 
 @given(tokens, tokens)

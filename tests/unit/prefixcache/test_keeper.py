@@ -279,3 +279,18 @@ async def test_a_namespace_whose_workers_left_is_swept_by_keepers_that_never_saw
     assert await deployment.store.registry().namespaces() == set()
     await deployment.start("w")
     assert await deployment.store.registry().namespaces() == {ONE}
+
+
+async def test_a_namespace_in_which_nobody_registers_is_kept_clean_too() -> None:
+    """Incarnations of plain engines have no record."""
+    clock = ManualClock(1_000.0)
+    store = MemoryStore(clock=clock)
+    keeper = Keeper(store, keeper_id="k1", namespaces=[ONE], clock=clock)
+    await keeper.turn()
+    dead = (await store.index(ONE).register()).incarnation
+    await store.index(ONE).apply(dead, 1, [1, 2], [])
+    end_s = clock.now + LEASE_S + KEEPER_S + 2 * DEAD_AFTER_S
+    while clock.now < end_s:
+        clock.now += KEEPER_PAUSE_S
+        await keeper.turn()
+    assert not store.index(ONE).held_by(dead)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixcache.types import CacheGeometry, pack_tokens, unpack_tokens
+from prefixcache.types import CacheGeometry, EngineGeometry, Unit, pack_tokens, unpack_tokens
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
@@ -59,3 +59,31 @@ def test_prediction_is_whole_blocks_and_leaves_a_token(
     assert predicted % block_size == 0
     assert 0 <= predicted <= max(prompt_tokens - 1, 0)
     assert predicted <= matched * geometry.index_block_tokens
+
+
+@pytest.mark.parametrize(
+    ("unit", "block_size", "units", "width"),
+    [("token", 16, 64, 256), ("token", 128, 128, 512), ("byte", 16, 256, 256), ("byte", 128, 256, 256)],
+)
+def test_index_blocks_of_an_engine(unit: Unit, block_size: int, units: int, width: int) -> None:
+    geometry = EngineGeometry(unit=unit, block_size=block_size)
+    assert (geometry.index_block_units, geometry.index_block_bytes) == (units, width)
+
+
+@pytest.mark.parametrize(
+    ("unit", "block_size", "tokens_per_unit", "matched", "prompt_tokens", "expected"),
+    [
+        ("token", 16, 1.0, 2, 1_000, 128),
+        ("token", 16, 1.0, 2, 128, 112),  # its last block is computed again
+        ("token", 32, 1.0, 3, 200, 192),
+        ("byte", 16, 0.25, 2, 1_000, 128),
+        ("byte", 16, 0.3, 1, 1_000, 64),  # 76.8 tokens, of which whole blocks
+        ("byte", 16, 0.5, 8, 500, 496),  # the estimate goes beyond the prompt
+        ("byte", 16, 0.25, 0, 0, 0),
+    ],
+)
+def test_predicted_hit_tokens_of_an_engine(
+    unit: Unit, block_size: int, tokens_per_unit: float, matched: int, prompt_tokens: int, expected: int
+) -> None:
+    geometry = EngineGeometry(unit=unit, block_size=block_size)
+    assert geometry.predicted_hit_tokens(matched, prompt_tokens, tokens_per_unit=tokens_per_unit) == expected

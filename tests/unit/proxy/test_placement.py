@@ -52,7 +52,7 @@ def _placed(
     expected: Mapping[str, Expectation] | None = None,
     table: LoadTable | None = None,
     **fields: Any,
-) -> tuple[Placement, RecordingPolicy]:
+) -> tuple[Placement[WorkerLink], RecordingPolicy]:
     policy = RecordingPolicy()
     arguments = {"prompt_tokens": 1000, "max_tokens": None, **fields}
     placed = placement(policy, links, expected or {}, table or _table(), geometry=GEOMETRY, **arguments)

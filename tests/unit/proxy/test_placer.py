@@ -74,7 +74,7 @@ class Proxy:
             metrics=self.metrics,
         )
 
-    async def place(self, scopes: ExitStack, *prompts: Prompt, **options: Any) -> Sequence[ReservedPrompt]:
+    async def place(self, scopes: ExitStack, *prompts: Prompt, **options: Any) -> Sequence[ReservedPrompt[WorkerLink]]:
         return await self.placer.place(self.model, prompts, GenerationOptions(model="tiny", **options), scopes)
 
     async def worker_of(self, scopes: ExitStack, asked: Prompt) -> str:

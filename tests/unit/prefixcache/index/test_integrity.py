@@ -23,6 +23,10 @@ def run_of(*incarnations: int) -> bytes:
     return b"".join((incarnation << 2).to_bytes(4, "big") for incarnation in incarnations)
 
 
+def ids_of(*incarnations: int) -> bytes:
+    return b"".join(incarnation.to_bytes(4, "big") for incarnation in incarnations)
+
+
 def pending_of(*incarnations: int) -> bytes:
     return b"".join(incarnation.to_bytes(4, "big") + bytes(8) + b"twelve bytes" for incarnation in incarnations)
 
@@ -30,16 +34,18 @@ def pending_of(*incarnations: int) -> bytes:
 def sound() -> Content:
     """Bucket 0 of 256 is divided; block 0080.. has two holders, block 0380.. has eight and two pending claims.
 
-    Only 1 and 2 have a lease: the others are dead and not swept yet.
+    1 is a worker, 2 a generation of an engine with its anchor 11; another engine's generations 15 and 13 lost their
+    leases. Who else claims something is dead and not swept yet.
     """
     return deepcopy(
         Content(
             hashes={
                 KEYS.meta: {b"k": b"8", b"split": b"1", b"fields": b"2", b"index_id": b"x"},
-                KEYS.batches: {b"1": b"4", b"2": b"1"},
+                KEYS.batches: {b"1": b"4", **{b"%d" % n: b"0" for n in (2, 11, 12, 14)}},
                 KEYS.claims_held: {b"1": b"2", **{b"%d" % n: b"1" for n in range(3, 10)}, b"2": b"1"},
                 f"{KEYS.buckets}9:1": {FIELD: run_of(1, 2)},
                 f"{KEYS.buckets}8:3": {FIELD: LONG_MARKER},
+                KEYS.families: {b"engine": ids_of(11, 14, 2), b"other": ids_of(12, 15, 13)},
             },
             strings={
                 LONG_RUN: run_of(1, *range(3, 10)),
@@ -47,7 +53,7 @@ def sound() -> Content:
                 LOAD: stored_load({WORKER_WRITER: bytes(17), b"a proxy.": bytes(40)}),
                 KEYS.keeper: b"k",
             },
-            live={1, 2},
+            live={1, 2, 11, 12, 14},
         )
     )
 
@@ -95,6 +101,23 @@ def broken(name: str) -> Content:
             live.add(9)
         case "batch number without a lease":
             live.discard(2)
+        case "family cut short":
+            hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2)[:-1]
+        case "family without a generation":
+            hashes[KEYS.families][b"engine"] = ids_of(11, 14)
+        case "family of too many generations":
+            hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2, *range(100, 108))
+        case "family without an anchor":
+            live.discard(11)
+            del hashes[KEYS.batches][b"11"]
+        case "anchor with claims":
+            hashes[KEYS.families][b"engine"] = ids_of(1, 14, 2)
+        case "id twice in a family":
+            hashes[KEYS.families][b"engine"] = ids_of(11, 14, 14)
+        case "generation of two engines":
+            hashes[KEYS.families][b"other"] = ids_of(12, 15, 2)
+        case "two claims of one engine on a block":
+            hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2, 1)
         case "stray key":
             hashes[f"{KEYS.base}:other"] = {b"a": b"b"}
         case "stray string":
@@ -149,6 +172,14 @@ def test_sound_content_passes() -> None:
         "long run in a bucket",
         "lease without a batch number",
         "batch number without a lease",
+        "family cut short",
+        "family without a generation",
+        "family of too many generations",
+        "family without an anchor",
+        "anchor with claims",
+        "id twice in a family",
+        "generation of two engines",
+        "two claims of one engine on a block",
         "stray key",
         "stray string",
         "pending claims cut short",

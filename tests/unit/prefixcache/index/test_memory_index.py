@@ -73,6 +73,9 @@ async def _damaged(what: str) -> MemoryIndex:
     index = MemoryIndex()
     one = (await index.register()).incarnation
     await index.apply(one, 1, BLOCKS, [])
+    family = await index.open_family("engine")
+    await index.claim("engine", family.anchor, BLOCKS, capacity=8)
+    await index.check_integrity()
     if what == "claim lost":
         index._held[one].discard(BLOCKS[0])
     elif what == "claim invented":
@@ -83,6 +86,10 @@ async def _damaged(what: str) -> MemoryIndex:
         index._pending[99] = {}
     elif what == "load kept":
         index._loads[99] = {}
+    elif what == "two claims of one engine":
+        index._families["engine"].append(one)
+    elif what == "anchor with claims":
+        index._families["engine"][0] = one
     else:
         del index._batches[one]
     return index
@@ -90,7 +97,16 @@ async def _damaged(what: str) -> MemoryIndex:
 
 @pytest.mark.parametrize(
     "what",
-    ["claim lost", "claim invented", "empty block kept", "empty pending kept", "load kept", "batch number lost"],
+    [
+        "claim lost",
+        "claim invented",
+        "empty block kept",
+        "empty pending kept",
+        "load kept",
+        "batch number lost",
+        "two claims of one engine",
+        "anchor with claims",
+    ],
 )
 async def test_damage_is_found(what: str) -> None:
     with pytest.raises(IntegrityError):
@@ -137,6 +153,9 @@ async def test_calls_never_wait() -> None:
     index = MemoryIndex()
     one = (await index.register()).incarnation
     for call in (
+        index.open_family("engine"),
+        index.families(["engine"], renew=["engine"]),
+        index.claim("engine", one + 1, BLOCKS, capacity=1),
         index.apply(one, 1, BLOCKS, []),
         index.match(BLOCKS),
         index.commit(commit_of("place", 1, BLOCKS, one)),

@@ -106,3 +106,39 @@ def test_nobody_is_better_by_more_than_a_near_tie(rows: list[tuple[float, int, f
     assert decision.scores[decision.worker_id] <= least + max(0.1 * least, 0.01)
     assert set(decision.scores) == {snapshot.worker_id for snapshot in fleet}
     assert decision == Eta(random.Random(seed)).choose(REQUEST, fleet)
+
+
+def cache(name: str, held: float, capacity: float | None = 10_000.0, **fields: Any) -> WorkerSnapshot:
+    return worker(name, held_tokens=held, capacity_tokens=capacity, **fields)
+
+
+def scores(*fleet: WorkerSnapshot) -> dict[str, float]:
+    return dict(Eta(random.Random(1)).choose(REQUEST, fleet).scores)
+
+
+def test_what_must_be_evicted_for_the_prompt_has_its_price() -> None:
+    fleet = [cache("full", 10_000.0), cache("nearly", 10_000.0 - 500, hit=1_000)]
+    crowding_s = (10_000.0 - 9_750) / RATE
+    assert scores(*fleet) == pytest.approx({"full": 2.0 + 2 * 2.0 + crowding_s, "nearly": 1.0 + 2 * 0.5})
+
+
+def test_a_cache_that_holds_more_than_its_share_is_given_less() -> None:
+    holder, others = cache("holder", 5_000.0, hit=1_984), [cache("a", 1_000.0), cache("b", 1_000.0)]
+    assert scores(holder, *others) == pytest.approx({"holder": 0.016 + (5_000 - 7_000 / 3) / RATE, "a": 2.0, "b": 2.0})
+    assert chosen(holder, *others) in ("a", "b"), "its prefix is worth less than the chats that it will push out"
+    assert chosen(cache("holder", 2_000.0, hit=1_984), *others) == "holder"
+
+
+def test_shares_are_by_capacity() -> None:
+    fleet = [cache("large", 6_000.0, 30_000.0), cache("small", 2_000.0, 10_000.0)]
+    assert scores(*fleet) == pytest.approx({"large": 2.0, "small": 2.0})
+
+
+def test_crowding_counts_less_where_there_is_room_enough() -> None:
+    fleet = [cache("holder", 1_000.0, 20_000.0, hit=1_984), cache("empty", 0.0, 20_000.0)]
+    assert scores(*fleet) == pytest.approx({"holder": 0.016 + 0.2 * 0.5, "empty": 2.0})
+
+
+def test_memory_has_no_price_where_a_capacity_is_not_known() -> None:
+    fleet = [cache("known", 10_000.0), cache("unknown", 0.0, None)]
+    assert scores(*fleet) == pytest.approx({"known": 2.0, "unknown": 2.0})

@@ -17,7 +17,7 @@ REQUEST = RoutingRequest(prompt_tokens=1_000)
 
 def test_policies_stand_under_their_own_names() -> None:
     assert DEFAULT_POLICY == "eta"
-    assert set(POLICIES) == {"eta", "longest_prefix"}
+    assert set(POLICIES) == {"eta", "longest_prefix", "round_robin"}
     for name, build in POLICIES.items():
         assert build(random.Random(1)).name == name
 

@@ -1,0 +1,169 @@
+"""From the body of a request to a plain engine to the names of its prompt's prefixes.
+
+                                  ┌─ with its tokenizer ──> template ──> the engine's own token ids ─┐
+body ──> chat, or whole prompts ──┤                                                                  ├─> index hashes
+                                  └─ without ─────────────> canonical bytes in prompt order ─────────┘   from the root
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from prefixcache.errors import InvalidRequest
+from prefixcache.hashing import chain, engine_root
+from prefixcache.limits import MAX_MATCH_BLOCKS, MAX_MESSAGES
+from prefixcache.rendering.canonical import canonical_chat, canonical_completion
+from prefixcache.rendering.chat_body import chat_form
+from prefixcache.rendering.chat_form import ChatForm
+from prefixcache.rendering.completions_body import CompletionForm, completion_form
+from prefixcache.rendering.engine_chat import render_chat_form
+from prefixcache.rendering.messages_body import messages_form
+from prefixcache.rendering.renderer import RenderedPrompt, Renderer
+from prefixcache.rendering.responses_body import responses_form
+from prefixcache.rendering.tokenizing_threads import TokenizingThreads
+from prefixcache.types import KV_BLOCK_SIZE, EngineGeometry, Unit, pack_tokens
+
+READERS: Mapping[str, Callable[[Mapping[str, Any]], ChatForm | CompletionForm]] = {
+    "/v1/chat/completions": chat_form,
+    "/v1/completions": completion_form,
+    "/v1/messages": messages_form,
+    "/v1/responses": responses_form,
+}
+"""The paths whose prompts are predicted; those of every other one pass unseen."""
+
+CACHE_KEY_FIELDS = ("cache_salt", "prompt_cache_key", "extra_key", "lora_path", "previous_response_id", "conversation")
+"""Fields by which a client keeps prompts apart that look alike: two prompts share only if all of them are equal."""
+
+UNKNOWN_TOKENIZER = "bytes"
+
+_MESSAGES_OF_ONE_RENDERED = 10
+"""Messages that take as long to be written down in canonical bytes as one takes in a chat template."""
+
+_Draft: TypeAlias = "RenderedPrompt | array[int] | str | bytes"
+"""Text to be tokenized; token ids; without a tokenizer also a caller's text, and a chat as canonical bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePrompt:
+    """One prompt and the names of its prefixes."""
+
+    units: bytes
+    """u32 little-endian token ids, or canonical bytes."""
+    unit: Unit
+    num_units: int
+    chain: list[int]
+    """Hashes of its full index blocks, at most limits.MAX_MATCH_BLOCKS: nothing deeper is looked up."""
+    prompt_tokens_estimate: int | None
+    """Known where token ids are; an image counts there as the few tokens of its digest."""
+    others: tuple[EnginePrompt, ...] = ()
+    """Further prompts of a completion: the first one decides the route, and they go with it."""
+
+
+class EnginePrompts:
+    """Reads the prompts of requests for one model; `renderer` is None where its tokenizer is not known."""
+
+    def __init__(
+        self, *, renderer: Renderer | None, threads: TokenizingThreads, block_size: int = KV_BLOCK_SIZE
+    ) -> None:
+        self._renderer = renderer
+        self._threads = threads
+        self.geometry = EngineGeometry(unit="byte" if renderer is None else "token", block_size=block_size)
+
+    async def of(self, path: str, parsed: object, *, body_bytes: int, seed: int, model: str) -> EnginePrompt | None:
+        """The prompt of a body that is plain JSON data; `path` begins with /v1, `model` is the name that was asked for.
+
+        None where there is no telling: another path, a body that no engine takes, a chat that the template refuses.
+        The engine answers those for itself. Costs one pass over the body and the tokenizing of what is new in it.
+        """
+        read = READERS.get(path)
+        if read is None or not isinstance(parsed, Mapping):
+            return None
+        num_messages = _num_messages(parsed)
+        if num_messages > MAX_MESSAGES:
+            return None
+        try:
+            root = self._root(parsed, seed=seed, model=model)
+            return await self._threads.inline_or_thread(
+                partial(self._drafts, read, parsed),
+                partial(self._prompt, root),
+                uncached_chars=self._uncached_chars,
+                body_bytes=body_bytes,
+                num_messages=num_messages // (_MESSAGES_OF_ONE_RENDERED if self._renderer is None else 1),
+            )
+        except (InvalidRequest, RecursionError, ValueError, OverflowError):
+            # Nested too deeply, not Unicode, no JSON in the arguments of a call, a number beyond all bounds.
+            return None
+
+    def _root(self, body: Mapping[str, Any], *, seed: int, model: str) -> int:
+        keys = {name: json.dumps(body[name], sort_keys=True) for name in CACHE_KEY_FIELDS if body.get(name) is not None}
+        return engine_root(
+            seed=seed,
+            model=model,
+            unit=self.geometry.unit,
+            tokenizer=UNKNOWN_TOKENIZER if self._renderer is None else self._renderer.fingerprint,
+            index_block_units=self.geometry.index_block_units,
+            cache_keys=keys,
+        )
+
+    def _drafts(
+        self, read: Callable[[Mapping[str, Any]], ChatForm | CompletionForm], body: Mapping[str, Any]
+    ) -> list[_Draft]:
+        form = read(body)
+        renderer = self._renderer
+        if isinstance(form, ChatForm):
+            return [canonical_chat(form) if renderer is None else render_chat_form(renderer, form)]
+        return [
+            renderer.raw(_unicode(prompt), add_special_tokens=form.add_special_tokens)
+            if renderer is not None and isinstance(prompt, str)
+            else prompt
+            for prompt in form.prompts
+        ]
+
+    def _uncached_chars(self, drafts: list[_Draft]) -> int:
+        if self._renderer is None:
+            return 0
+        return sum(self._renderer.uncached_chars(draft) for draft in drafts if isinstance(draft, RenderedPrompt))
+
+    def _prompt(self, root: int, drafts: list[_Draft]) -> EnginePrompt:
+        first, *others = [self._one(root, draft) for draft in drafts]
+        return replace(first, others=tuple(others)) if others else first
+
+    def _one(self, root: int, draft: _Draft) -> EnginePrompt:
+        ids = draft if isinstance(draft, array) else None
+        if isinstance(draft, RenderedPrompt):
+            assert self._renderer is not None
+            ids = self._renderer.encode(draft)
+        units = _canonical(draft) if self._renderer is None else pack_tokens(ids or ())
+        width = self.geometry.index_block_bytes
+        return EnginePrompt(
+            units=units,
+            unit=self.geometry.unit,
+            num_units=len(units) if self._renderer is None else len(units) // 4,
+            chain=chain(root, units[: MAX_MATCH_BLOCKS * width], width),
+            prompt_tokens_estimate=None if ids is None else len(ids),
+        )
+
+
+def _num_messages(body: Mapping[str, Any]) -> int:
+    """Of a chat, or items of a response's input."""
+    lists = [value for name in ("messages", "input") if isinstance(value := body.get(name), list)]
+    return max(map(len, lists), default=0)
+
+
+def _canonical(draft: _Draft) -> bytes:
+    if isinstance(draft, bytes):
+        return draft
+    assert not isinstance(draft, RenderedPrompt)
+    return canonical_completion(draft)
+
+
+def _unicode(text: str) -> str:
+    """Raises UnicodeEncodeError, a ValueError, for a text with an unpaired surrogate, which has no tokens."""
+    if not text.isascii():
+        text.encode()
+    return text

@@ -1,0 +1,1 @@
+"""Plain engines: OpenAI-compatible servers with nothing beside them, as destinations of this proxy."""

@@ -1,0 +1,209 @@
+"""One attempt to have a request answered by one engine, and what is learnt from it.
+
+turn in the held queue ──► sent ──first byte of the answer──► prefilled: the prompt's chain is claimed, what it was
+                             │                                expected to store is settled, the next one may go
+                             └──end──► usage: the prediction is compared, rates are learnt, the books are kept
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from prefixcache.errors import EngineUnreachable
+from prefixcache.rendering.engine_prompt import EnginePrompt
+from proxy.engines.engine_link import EngineLink
+from proxy.engines.engine_request import COMPLETION_PATHS, MESSAGES_PATH, ClientRequest
+from proxy.engines.headers import HeaderRules
+from proxy.engines.held_queue import Turn
+from proxy.engines.prompt_geometry import PromptGeometry
+from proxy.engines.relay import Head, Relay, RelayOptions
+from proxy.engines.usage import Usage
+from proxy.engines.usage_reader import AnswerReader, StreamUsage, WholeUsage
+from proxy.engines.usage_request import UsageFilter
+from proxy.error_answers import described
+from proxy.exchange import Books
+from proxy.placer import ReservedPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedPrompt:
+    """A predicted prompt with its place."""
+
+    prompt: EnginePrompt
+    geometry: PromptGeometry
+    num_tokens: int
+    """As far as it was known, or estimated, before the engine counted them."""
+    reserved: ReservedPrompt[EngineLink]
+
+
+class EngineExchange:
+    """Of one request, with one engine; `run` once."""
+
+    def __init__(
+        self,
+        asked: ClientRequest,
+        link: EngineLink,
+        *,
+        placed: PlacedPrompt | None,
+        model: str,
+        books: Books,
+        rules: HeaderRules,
+        may_refuse: bool,
+        is_first: bool,
+    ) -> None:
+        """Without `placed` nothing was predicted. `may_refuse`: another engine is asked in place of a 5xx's body."""
+        self._asked = asked
+        self._record = asked.record
+        self._link = link
+        self._placed = placed
+        self._model = model
+        self._books = books
+        self._rules = rules
+        self._may_refuse = may_refuse
+        self._is_first = is_first
+        self._turn: Turn | None = None
+        self._asked_for_usage = False
+        self._was_alone = False
+        self._sent_at = 0.0
+        self._prefill_s: float | None = None
+        """From the moment at which it was sent to the first byte of its stream."""
+
+    async def run(self) -> web.StreamResponse:
+        """Raises EngineUnreachable and EngineFault as long as nothing went to the client; Overloaded."""
+        with ExitStack() as scope:
+            await self._take_turn(scope)
+            request, self._asked_for_usage = self._asked.to_engine(self._rules)
+            relay = Relay(self._asked.request, self._record, self._options())
+            self._sent_at = time.perf_counter()
+            try:
+                handle = await self._link.pool.send(request, relay)
+            except EngineUnreachable as error:
+                self._link.note_failure(error)
+                raise
+            del request
+            response = await relay.run(handle)
+        self._account(relay)
+        return response
+
+    async def _take_turn(self, scope: ExitStack) -> None:
+        if self._placed is None:
+            entry = self._link.ledger.place(0.0)
+            scope.callback(entry.gone)
+            entry.first_token()
+            return
+        placement = self._placed.reserved.placement
+        self._turn = scope.enter_context(self._link.held.join(placement.prefill_s, is_stream=self._asked.is_stream))
+        await self._turn.come()
+        self._was_alone = self._link.held.num_in_hand == 1
+        self._placed.reserved.reservation.choices[0].started()
+
+    def _options(self) -> RelayOptions:
+        path = self._asked.path
+        return RelayOptions(
+            engine_id=self._link.engine_id,
+            reader_for=self._reader_for,
+            on_first_byte=self._on_first_byte,
+            on_piece=self._link.note_progress,
+            own_headers=self._own_headers(),
+            ends_with_done=self._asked.is_predicted and path in COMPLETION_PATHS,
+            error_event=message_error_event if path == MESSAGES_PATH else error_event,
+            refuses_faults=self._may_refuse,
+        )
+
+    def _own_headers(self) -> Mapping[str, str]:
+        headers = {"x-request-id": self._record.request_id, "x-prefixcache-worker": self._link.engine_id}
+        if self._placed is not None:
+            decision = self._placed.reserved.placement.decision
+            headers["x-prefixcache-hit-tokens"] = str(decision.hit_tokens)
+            headers["x-prefixcache-reason"] = decision.reason
+        return headers
+
+    def _reader_for(self, head: Head) -> AnswerReader | None:
+        if not self._asked.is_predicted or head.status != HTTPStatus.OK:
+            return None
+        if not head.is_stream:
+            return WholeUsage()
+        return UsageFilter() if self._asked_for_usage else StreamUsage()
+
+    def _on_first_byte(self, head: Head) -> None:
+        if self._turn is not None:
+            self._turn.prefilled()
+        placed = self._placed
+        if placed is None or head.status != HTTPStatus.OK:
+            return
+        if head.is_stream:
+            now = time.perf_counter()
+            self._prefill_s = now - self._sent_at
+            self._record.ttft_s = now - self._record.received_at
+            self._books.metrics.time_to_first_token.labels(self._model).observe(self._record.ttft_s)
+        placed.reserved.reservation.choices[0].first_token()
+        for prompt in (placed.prompt, *placed.prompt.others):
+            self._link.claims.claim(
+                prompt.chain,
+                capacity_blocks=self._link.capacity_blocks,
+                engine_blocks_per_index_block=placed.geometry.engine_blocks_per_index_block,
+            )
+
+    def _account(self, relay: Relay) -> None:
+        """Of an answer that is over: of a complete one all books are kept, of any other one nothing is learnt."""
+        head, record = relay.head, self._record
+        if head is None or relay.error is not None:
+            return
+        if head.status >= HTTPStatus.BAD_REQUEST:
+            record.error_code = f"engine_status_{head.status}"
+            return
+        if not self._asked.is_predicted or relay.reader is None:
+            return
+        usage = relay.reader.usage
+        placed = self._placed
+        self._book(usage)
+        if placed is None:
+            return
+        estimate, prompt = self._link.estimate, placed.prompt
+        if usage.prompt_tokens is not None and prompt.unit == "byte":
+            num_bytes = sum(each.num_units for each in (prompt, *prompt.others))
+            estimate.observe_prompt(prompt_tokens=usage.prompt_tokens, prompt_bytes=num_bytes)
+        if self._prefill_s is not None and self._was_alone:
+            hit_tokens = placed.reserved.placement.decision.hit_tokens
+            cached_tokens = usage.cached_tokens if usage.cached_tokens is not None else hit_tokens
+            uncached_tokens = (usage.prompt_tokens or placed.num_tokens) - cached_tokens
+            estimate.observe_prefill(uncached_tokens=uncached_tokens, seconds=self._prefill_s)
+        expectation = placed.reserved.placement.expectation
+        if self._is_first and not prompt.others and expectation.source == "claims":
+            self._link.claims.observe(
+                predicted_tokens=placed.reserved.placement.decision.hit_tokens,
+                cached_tokens=usage.cached_tokens,
+                index_block_tokens=placed.geometry.index_block_tokens,
+            )
+
+    def _book(self, usage: Usage) -> None:
+        record, model, metrics = self._record, self._model, self._books.metrics
+        estimated = self._placed.num_tokens if self._placed is not None else 0
+        record.prompt_tokens = usage.prompt_tokens if usage.prompt_tokens is not None else estimated
+        record.cached_tokens = usage.cached_tokens or 0
+        record.completion_tokens = usage.completion_tokens or 0
+        metrics.prompt_tokens.labels(model).inc(record.prompt_tokens)
+        metrics.cached_tokens.labels(model).inc(record.cached_tokens)
+        if self._placed is not None:
+            metrics.predicted_hit_tokens.labels(model).inc(self._placed.reserved.placement.index_hit_tokens)
+        metrics.generation_tokens.labels(model).inc(record.completion_tokens)
+        metrics.e2e_request_latency.labels(model).observe(time.perf_counter() - record.received_at)
+        self._books.stats.record(model, prompt_tokens=record.prompt_tokens, cached_tokens=record.cached_tokens)
+
+
+def error_event(error: Exception) -> bytes:
+    """As OpenAI-compatible servers tell of an error inside a stream."""
+    return b"data: %b\n\n" % msgspec.json.encode(described(error)[1])
+
+
+def message_error_event(error: Exception) -> bytes:
+    """As Anthropic's API does."""
+    body = {"type": "error", "error": {"type": "api_error", "message": described(error)[1].error.message}}
+    return b"event: error\ndata: %b\n\n" % msgspec.json.encode(body)

@@ -1,0 +1,130 @@
+"""Asks an engine for the usage of a stream, without its client seeing anything of it.
+
+    body    {"stream": true, ...}        ──► {"stream_options":{"include_usage":true},"stream": true, ...}
+    stream  {"choices":[..],"usage":null} ──► {"choices":[..]}
+            {"choices":[],"usage":{...}}  ──► read, and left out
+
+All other bytes stay as they are, in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from prefixcache.limits import MAX_SSE_EVENT_BYTES
+from proxy.engines.json_members import Member, members, object_begin, without
+from proxy.engines.sse_cutter import SseCutter
+from proxy.engines.usage import Usage
+from proxy.engines.usage_reader import USAGE_WORD, WHOLE_EVENTS, StreamUsage, event_data
+
+_MEMBER = b'"stream_options":{"include_usage":true}'
+_INCLUDE = b'"include_usage":true'
+
+
+def asking_for_usage(body: bytes, parsed: Mapping[str, object]) -> bytes | None:
+    """The body of a chat or text completion, with the usage of its stream asked for; None where that is not to be done.
+
+    `parsed` is what the body says. Not a stream, asked for by the client itself, or nothing an engine would accept:
+    then the body goes as it is.
+    """
+    if parsed.get("stream") is not True:
+        return None
+    begin = object_begin(body)
+    assert begin is not None, "what was parsed to an object begins with a brace"
+    options = parsed.get("stream_options")
+    if "stream_options" not in parsed:
+        return body[: begin + 1] + _MEMBER + b"," + body[begin + 1 :]
+    if options is not None and not isinstance(options, dict):
+        return None
+    if options is not None and options.get("include_usage"):
+        return None
+    standing = _last(body, begin, "stream_options")
+    if options is None:
+        return body[: standing.value_begin] + b'{"include_usage":true}' + body[standing.end :]
+    if "include_usage" in options:
+        flag = _last(body, standing.value_begin, "include_usage")
+        return body[: flag.value_begin] + b"true" + body[flag.end :]
+    comma = b"," if options else b""
+    inside = standing.value_begin + 1
+    return body[:inside] + _INCLUDE + comma + body[inside:]
+
+
+class UsageFilter:
+    """A stream without what `asking_for_usage` brought into it; reads the usage on the way."""
+
+    may_change = True
+
+    def __init__(self, most_event_bytes: int = MAX_SSE_EVENT_BYTES) -> None:
+        self._cutter = SseCutter(most_event_bytes)
+        self._reader = StreamUsage(most_event_bytes)
+        self._ended_in_cr = False
+        self._was_left_out = False
+        """Of the last piece: a LF that comes after its CR shares its fate."""
+
+    @property
+    def usage(self) -> Usage:
+        return self._reader.usage
+
+    @property
+    def is_between_events(self) -> bool:
+        """As far as the client knows: of an event that is not whole it has nothing, unless it is too long."""
+        return not self._cutter.is_overlong
+
+    def feed(self, data: bytes) -> bytes:
+        """An event goes when it is whole."""
+        if USAGE_WORD not in data and data.endswith(WHOLE_EVENTS) and self._cutter.is_empty and not self._ended_in_cr:
+            return data
+        kept: list[bytes] = []
+        for piece in self._cutter.feed(data):
+            late_lf, content = self._without_late_lf(piece.data)
+            passed = self._passed(content) if piece.is_event else content
+            kept += (late_lf, passed)
+            self._ended_in_cr, self._was_left_out = content.endswith(b"\r"), not passed
+        return b"".join(kept)
+
+    def end(self) -> bytes:
+        """An event that never became whole."""
+        late_lf, rest = self._without_late_lf(self._cutter.rest())
+        return late_lf + rest
+
+    def _without_late_lf(self, data: bytes) -> tuple[bytes, bytes]:
+        """What of a LF that belongs to the piece before goes to the client, and the data without it."""
+        if not self._ended_in_cr or not data.startswith(b"\n"):
+            return b"", data
+        return b"" if self._was_left_out else b"\n", data[1:]
+
+    def _passed(self, event: bytes) -> bytes:
+        if USAGE_WORD not in event:
+            return event
+        self._reader.take(event)
+        return without_usage(event)
+
+
+def without_usage(event: bytes) -> bytes:
+    """An event without its usage; b"" if it had nothing else to say. One that is no JSON stays as it is."""
+    data = event_data(event)
+    try:
+        parsed = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return event
+    if not isinstance(parsed, dict) or "usage" not in parsed:
+        return event
+    if parsed["usage"] is not None and parsed.get("choices") == []:
+        return b""
+    begin = object_begin(data)
+    assert begin is not None
+    place = event.find(data)
+    if place < 0:
+        # Its data stands on several lines, which JSON does not care about.
+        return event
+    while found := [member for member in members(data, begin) if member.key == "usage"]:
+        data, cut = without(data, found[-1]), data
+        event = event[:place] + data + event[place + len(cut) :]
+    return event
+
+
+def _last(data: bytes, begin: int, key: str) -> Member:
+    """Of several members with one key the last one counts."""
+    return [member for member in members(data, begin) if member.key == key][-1]

@@ -1,0 +1,44 @@
+"""`make bench-routing` still runs: a smoke of it with small sizes, on our proxy alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ["ours", "ours, no tokenizer", "ours, two proxies", "ours, round robin"]
+FLOORS = (
+    "tokenizing a new turn over a whole encode",
+    "ours, 1500 blocks: share of the bound lost",
+    "ours, no tokenizer, 60 blocks: share of one pooled LRU's hit rate lost",
+    "ours, two proxies, 60 blocks: imbalance, median",
+)
+TIMEOUT_S = 120
+
+
+def test_the_routing_benchmark_runs_and_writes_all_its_figures(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.bench.routing", "--quick"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "left out: sglang-router: --quick" in ended.stdout
+    content = json.loads((tmp_path / ".bench" / "routing-quick.json").read_text())
+    tokenizing, ample, tight, decisions = content["tables"]
+    assert tokenizing["rows"][0]["tokens"] > 0
+    for table in (ample, tight):
+        assert [row["target"] for row in table["rows"]] == TARGETS
+        assert all(row["hit rate, median"] > 0 and row["errors"] == 0 for row in table["rows"]), table
+    assert {row["target"] for row in decisions["rows"]} == set(TARGETS)
+    # Little is evicted at no load: whoever follows prefixes finds them.
+    rates = {row["target"]: row["hit rate, median"] for row in ample["rows"]}
+    assert rates["ours"] > rates["ours, round robin"]
+    names = [floor["what"] for floor in content["floors"]]
+    assert all(name in names for name in FLOORS), names

@@ -1,0 +1,89 @@
+"""What passes between clients and engines, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.engines.headers import HeaderRules, response_headers
+
+IDENTITY = (b"accept-encoding", b"identity")
+
+
+def test_what_apps_send_reaches_the_engine_as_it_is() -> None:
+    given = [
+        (b"Content-Type", b"application/json"),
+        (b"Accept", b"text/event-stream"),
+        (b"User-Agent", b"OpenAI/Python 3.57"),
+        (b"X-Request-ID", b"r1"),
+        (b"X-Session-Id", b"s1"),
+        (b"traceparent", b"00-1-2-01"),
+        (b"OpenAI-Organization", b"org"),
+        (b"anthropic-version", b"2023-06-01"),
+        (b"anthropic-beta", b"a"),
+        (b"anthropic-beta", b"b"),
+        (b"X-data-parallel-rank", b"1"),
+        (b"Authorization", b"Bearer sk-1"),
+        (b"x-api-key", b"sk-2"),
+    ]
+    assert HeaderRules().to_engine(given) == [*given, IDENTITY]
+
+
+@pytest.mark.parametrize(
+    "name",
+    b"Host Content-Length Transfer-Encoding Connection Keep-Alive TE Trailer Upgrade Expect Proxy-Authorization Cookie "
+    b"Origin Referer X-Forwarded-For X-Forwarded-Host X-Real-Ip Forwarded Via Accept-Encoding Range If-None-Match "
+    b"X-Stainless-Os X-Unknown openai".split(),
+)
+def test_what_does_not_reach_the_engine(name: bytes) -> None:
+    for spelled in (name, name.lower(), name.upper()):
+        assert HeaderRules().to_engine([(spelled, b"gzip")]) == [IDENTITY]
+
+
+def test_credentials_stay_here_when_the_operator_says_so() -> None:
+    given = [(b"AUTHORIZATION", b"Bearer sk-1"), (b"X-Api-Key", b"sk-2"), (b"Accept", b"*/*")]
+    assert HeaderRules(forward_authorization=False).to_engine(given) == [(b"Accept", b"*/*"), IDENTITY]
+
+
+def test_the_engines_own_key_stands_in_for_clients() -> None:
+    rules = HeaderRules(engine_api_key="sk-engine")
+    given = [(b"Authorization", b"Bearer sk-1"), (b"X-Api-Key", b"sk-2")]
+    own = (b"authorization", b"Bearer sk-engine")
+    assert rules.to_engine(given) == [IDENTITY, own]
+    assert rules.own() == [own]
+    assert HeaderRules().own() == []
+    assert "sk-engine" not in repr(rules)
+
+
+def test_what_connection_names_is_of_that_connection_alone() -> None:
+    given = [(b"Connection", b"keep-alive, X-Request-Id"), (b"connection", b"Accept"), (b"X-REQUEST-ID", b"1")]
+    assert HeaderRules().to_engine([*given, (b"accept", b"a"), (b"b3", b"0")]) == [(b"b3", b"0"), IDENTITY]
+    assert response_headers([(b"Connection", b"Retry-After"), (b"retry-after", b"1"), (b"allow", b"GET")]) == [
+        (b"allow", b"GET")
+    ]
+
+
+def test_what_engines_answer_reaches_the_client() -> None:
+    given = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"Content-Length", b"12"),
+        (b"Content-Encoding", b"gzip"),
+        (b"Cache-Control", b"no-store"),
+        (b"retry-after", b"3"),
+        (b"WWW-Authenticate", b"Bearer"),
+        (b"x-request-id", b"1"),
+        (b"request-id", b"2"),
+        (b"openai-processing-ms", b"12"),
+        (b"x-ratelimit-remaining-requests", b"9"),
+        (b"vary", b"accept"),
+        (b"vary", b"origin"),
+    ]
+    assert response_headers(given) == given
+
+
+@pytest.mark.parametrize(
+    "name",
+    b"Transfer-Encoding Connection Keep-Alive Trailer Upgrade Server Date Set-Cookie Location Alt-Svc "
+    b"Access-Control-Allow-Origin Proxy-Authenticate Strict-Transport-Security X-Prefixcache-Worker X-Unknown".split(),
+)
+def test_what_of_an_answer_does_not_reach_the_client(name: bytes) -> None:
+    assert response_headers([(name, b"x"), (name.lower(), b"x")]) == []
