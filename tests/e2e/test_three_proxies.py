@@ -97,7 +97,7 @@ async def all_loads(deployment: Deployment) -> Mapping[int, IncarnationLoad]:
     workers = await deployment.store.registry().live_workers()
     (namespace,) = {worker.namespace for worker in workers}
     index = deployment.store.index(namespace)
-    return await index.exchange_loads("0" * 16, {}, [worker.incarnation for worker in workers])
+    return await index.exchange_loads("f" * 16, {}, [worker.incarnation for worker in workers])
 
 
 @pytest.mark.parametrize("deployment", [BURST_SPEED], indirect=True)
