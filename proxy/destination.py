@@ -54,6 +54,14 @@ class Destination(Protocol):
     def prefill_rate(self) -> float | None:
         """Uncached tokens a second as this proxy measured them; None while it has not, or leaves that to the worker."""
 
+    @property
+    def num_claims(self) -> int:
+        """Index blocks that all proxies have claimed for it; 0 where the worker claims for itself."""
+
+    @property
+    def claimed_capacity_tokens(self) -> float | None:
+        """What its claims are kept to; None where its capacity is not known, or the worker claims for itself."""
+
 
 class HasLinks(Protocol):
     """A fleet, to whoever asks for its links alone."""

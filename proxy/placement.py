@@ -121,5 +121,7 @@ def _snapshot(
         prefill_rate=loads.prefill_rate(link),
         num_waiting=link.num_waiting,
         num_running=link.num_running,
+        held_tokens=link.num_claims * geometry.index_block_tokens,
+        capacity_tokens=link.claimed_capacity_tokens,
         is_draining=loads.is_draining(link),
     )

@@ -95,6 +95,14 @@ class WorkerLink:
         return (self.incarnation,)
 
     @property
+    def num_claims(self) -> int:
+        return 0
+
+    @property
+    def claimed_capacity_tokens(self) -> float | None:
+        return None
+
+    @property
     def prefill_rate(self) -> float | None:
         """The worker measures it itself and tells it with its load."""
         return None

@@ -17,7 +17,7 @@ ASSUMED_ENGINE_BLOCKS = 262_144
 """4 million tokens: more than a model of 8 billion parameters leaves room for on any one machine."""
 LEAST_ENGINE_BLOCKS = 256
 """4,096 tokens, if the capacity is not told."""
-LEAST_SHARE = 1 / 8
+LEAST_SHARE = 1 / 2
 """Of a capacity that is told."""
 MOST_STRIKES = 3
 """Reports below the prediction, within so few others that they did not fade, that shrink the capacity."""
@@ -43,6 +43,11 @@ class CacheEstimate:
             self._told, self._share, self._strikes = told_blocks, 1.0, 0.0
         self._engine_blocks_per_index_block = engine_blocks_per_index_block
         return max(round(self._most_blocks * self._share / engine_blocks_per_index_block), 1)
+
+    @property
+    def share(self) -> float:
+        """Of what was told."""
+        return self._share
 
     def observe(self, *, is_below: bool, num_claims: int) -> None:
         """One report: whether it was below the prediction, and the index blocks that are claimed at that time."""

@@ -78,6 +78,11 @@ class EngineClaims:
         return self._family.num_claims if self._family is not None else 0
 
     @property
+    def kept_share(self) -> float:
+        """Of the engine's capacity, to which claims are kept by what it reported."""
+        return self._estimate.share
+
+    @property
     def is_reannouncing(self) -> bool:
         """Whether claims were lost that a cache full of newer ones has not replaced yet."""
         return self._family is None or self._incomplete is not None

@@ -178,7 +178,11 @@ class EngineExchange:
         expectation = placed.reserved.placement.expectation
         if self._is_first and not prompt.others and expectation.source == "claims":
             self._link.claims.observe(
-                predicted_tokens=placed.reserved.placement.decision.hit_tokens,
+                predicted_tokens=round(
+                    placed.reserved.placement.decision.hit_tokens
+                    * (usage.prompt_tokens or placed.num_tokens)
+                    / placed.num_tokens
+                ),
                 cached_tokens=usage.cached_tokens,
                 index_block_tokens=placed.geometry.index_block_tokens,
             )

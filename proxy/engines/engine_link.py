@@ -60,6 +60,14 @@ class Claims(Protocol):
         """Incarnations on which its claims stand, newest first."""
 
     @property
+    def num_claims(self) -> int:
+        """Index blocks that it is claimed to hold."""
+
+    @property
+    def kept_share(self) -> float:
+        """Of the engine's capacity, to which claims are kept by what it reported."""
+
+    @property
     def is_reannouncing(self) -> bool:
         """Whether the index does not have, or lost, what was claimed."""
 
@@ -196,6 +204,15 @@ class EngineLink:
         """KV blocks of its cache; None if neither it nor the settings tell."""
         told = self._report.capacity_tokens if self._report is not None else None
         return max(told // self.block_size, 1) if told else self._configured_capacity_blocks
+
+    @property
+    def claimed_capacity_tokens(self) -> float | None:
+        blocks = self.capacity_blocks
+        return blocks * self.block_size * self.claims.kept_share if blocks is not None else None
+
+    @property
+    def num_claims(self) -> int:
+        return self.claims.num_claims
 
     @property
     def caches_prefixes(self) -> bool | None:

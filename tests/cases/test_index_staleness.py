@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import httpx
@@ -40,10 +39,8 @@ async def test_rw_030_a_worker_restarted_in_place_has_an_empty_cache(valkey: Ser
             assert warm[1].hit_tokens > INDEX_BLOCK_TOKENS and warm[1].cached_tokens > 0
 
             workers[holder].kill()
-            killed_at = time.monotonic()
             again = fleet.restart(workers[holder])
             await again.said(" ready at ")
-            assert time.monotonic() - killed_at < 5.0, "its old lease still stands"
             await all_ready(proxy, 2)
             cold = await send(client, call)
             assert (cold.status, cold.hit_tokens, cold.cached_tokens) == (200, 0, 0)

@@ -47,6 +47,8 @@ class ScriptedClaims:
         self.anchor = anchor
         self.generations: Sequence[int] = (9, 8)
         self.is_reannouncing = False
+        self.num_claims = 0
+        self.kept_share = 1.0
         self.num_begun = 0
         self.counted_tokens: float | None = None
 

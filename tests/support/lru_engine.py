@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -295,7 +295,7 @@ async def _worded_errors(
 
 
 @asynccontextmanager
-async def serving_engine(engine: LruEngine, port: int = 0) -> Any:
+async def serving_engine(engine: LruEngine, port: int = 0) -> AsyncIterator[str]:
     """Gives the URL of a listening engine. An answer whose client leaves is ended, as in vLLM."""
     runner = web.AppRunner(engine.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()

@@ -54,6 +54,23 @@ async def test_a_chat_stays_where_its_beginning_is() -> None:
         assert max(_busy(proxy)) < 24, "not all on one engine"
 
 
+def _has_few_tokens_a_byte(request: ReceivedRequest) -> Sequence[Step]:
+    """One for ten bytes, where a proxy begins with one for four; all of what was there before is cached."""
+    num_tokens = len(request.body) // 10
+    return (chat_answer("a", usage=usage(num_tokens, 1, num_tokens - 20)),)
+
+
+async def test_a_wrong_guess_of_the_tokens_of_a_byte_is_no_sign_of_a_small_cache() -> None:
+    async with engine_proxy(engine_answers(then=_has_few_tokens_a_byte)) as proxy:
+        (link,) = proxy.fleet.links
+        messages: list[dict[str, Any]] = chat(LONG)["messages"]
+        for turn in range(6):
+            await proxy.chat(messages=messages)
+            await eventually(lambda: link.num_claims > 0)
+            messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": f"and {turn}"}]
+        assert link.claims.kept_share == 1.0
+
+
 async def test_a_burst_of_one_prompt_meets_on_one_engine() -> None:
     async with engine_proxy(*(engine_answers(then=_streams) for _ in range(3))) as proxy:
         answers = await asyncio.gather(*(proxy.chat(LONG, stream=True) for _ in range(8)))

@@ -70,7 +70,7 @@ def test_it_grows_slowly_and_never_beyond_what_is_told() -> None:
     assert estimate.capacity(4_000, 4.0) == 1_000
 
 
-@pytest.mark.parametrize(("told_blocks", "least"), [(4_000, 125), (None, 64)])
+@pytest.mark.parametrize(("told_blocks", "least"), [(4_000, 500), (None, 64)])
 def test_it_never_shrinks_to_nothing(told_blocks: int | None, least: int) -> None:
     """An engine that reports nothing cached, whatever it is asked, is left some claims."""
     estimate = estimate_of(told_blocks)

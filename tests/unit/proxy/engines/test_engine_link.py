@@ -217,6 +217,15 @@ async def test_its_cache_is_counted_in_its_own_blocks() -> None:
     assert ScriptedEngine(report("m")).link.capacity_blocks is None
 
 
+async def test_what_it_is_claimed_to_hold_is_told_with_what_its_claims_are_kept_to() -> None:
+    engine = ScriptedEngine(report("m"), capacity_blocks=500)
+    engine.claims.num_claims = 40
+    assert (engine.link.num_claims, engine.link.claimed_capacity_tokens) == (40, 8_000)
+    engine.claims.kept_share = 0.5
+    assert engine.link.claimed_capacity_tokens == 4_000
+    assert ScriptedEngine(report("m")).link.claimed_capacity_tokens is None
+
+
 async def test_it_stands_for_its_claims() -> None:
     link = ScriptedEngine(report("m")).link
     assert (link.worker_id, link.incarnation, tuple(link.claiming), link.is_reannouncing) == (
