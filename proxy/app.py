@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from prefixcache.metrics import ProxyMetrics
 from prefixcache.rendering.engine_prompt import EnginePrompts
 from prefixcache.rendering.renderer import Renderer
 from prefixcache.rendering.tokenizer_files import TokenizerFiles
+from prefixcache.rendering.tokenizing_threads import TokenizingThreads
 from prefixcache.routing.base import Policy
 from proxy.access_log import access_middleware
 from proxy.cache_stats import CacheStats
@@ -231,7 +233,7 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         fleet=engines,
         store=app[STORE],
         secret=app[SECRET],
-        prompts=EnginePrompts(renderer=await _engine_renderer(app), threads=reader),
+        new_prompts=partial(_engine_prompts, await _engine_renderer(app), reader),
         placer=placer,
         loads=app[LOADS],
         books=books,
@@ -248,6 +250,10 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
     app[HEALTH] = HealthHandlers(app[STORE], app[FLEET], engines, app[LOADS], has_redis=app[PARTS].has_redis)
     app[REPORTS] = ReportHandlers(served, books.metrics, books.stats)
     yield
+
+
+def _engine_prompts(renderer: Renderer | None, threads: TokenizingThreads, block_size: int) -> EnginePrompts:
+    return EnginePrompts(renderer=renderer, threads=threads, block_size=block_size)
 
 
 async def _engine_renderer(app: web.Application) -> Renderer | None:

@@ -54,7 +54,8 @@ class EnginePrompt:
 
     units: bytes
     """u32 little-endian token ids, or canonical bytes."""
-    unit: Unit
+    geometry: EngineGeometry
+    """By which it was cut into index blocks."""
     num_units: int
     chain: list[int]
     """Hashes of its full index blocks, at most limits.MAX_MATCH_BLOCKS: nothing deeper is looked up."""
@@ -63,9 +64,13 @@ class EnginePrompt:
     others: tuple[EnginePrompt, ...] = ()
     """Further prompts of a completion: the first one decides the route, and they go with it."""
 
+    @property
+    def unit(self) -> Unit:
+        return self.geometry.unit
+
 
 class EnginePrompts:
-    """Reads the prompts of requests for one model; `renderer` is None where its tokenizer is not known."""
+    """Reads the prompts of requests to engines with one block size; without a `renderer` the tokenizer is not known."""
 
     def __init__(
         self, *, renderer: Renderer | None, threads: TokenizingThreads, block_size: int = KV_BLOCK_SIZE
@@ -142,7 +147,7 @@ class EnginePrompts:
         width = self.geometry.index_block_bytes
         return EnginePrompt(
             units=units,
-            unit=self.geometry.unit,
+            geometry=self.geometry,
             num_units=len(units) if self._renderer is None else len(units) // 4,
             chain=chain(root, units[: MAX_MATCH_BLOCKS * width], width),
             prompt_tokens_estimate=None if ids is None else len(ids),

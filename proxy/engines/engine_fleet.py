@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from prefixcache.errors import ModelNotFound, Unavailable
 from prefixcache.metrics import ProxyMetrics
+from prefixcache.types import KV_BLOCK_SIZE
 from proxy.engines.engine_link import Claims, EngineLink
 from proxy.engines.engine_model import EngineModel
 from proxy.engines.engine_place import read_engine_places
@@ -84,6 +85,10 @@ class EngineFleet:
     def knows(self, name: str) -> bool:
         """Whether an engine serves it, or did when it was last up."""
         return any(link.knows(name) for link in self._links)
+
+    def block_size(self, name: str) -> int:
+        """Tokens of a KV block of the engines that serve it, the largest where they differ: no prediction is finer."""
+        return max((link.block_size for link in self._links if link.knows(name)), default=KV_BLOCK_SIZE)
 
     def ready_links(self, name: str) -> Sequence[EngineLink]:
         """Engines that are up and serve it; the slow ones only if all are slow, for then it may be us who is late."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from statistics import fmean
 
 from aiohttp import web
 
@@ -46,16 +47,19 @@ class EngineHandler:
         fleet: EngineFleet,
         store: Store,
         secret: DeploymentSecret,
-        prompts: EnginePrompts,
+        new_prompts: Callable[[int], EnginePrompts],
         placer: Placer,
         loads: LoadTable,
         books: Books,
         rules: HeaderRules,
     ) -> None:
+        """`new_prompts` makes what reads prompts for engines whose KV blocks have so many tokens."""
         self._fleet = fleet
         self._index = store.index(engine_namespace())
         self._secret = secret
-        self._prompts = prompts
+        self._new_prompts = new_prompts
+        self._prompts: dict[int, EnginePrompts] = {}
+        """By block size."""
         self._placer = placer
         self._loads = loads
         self._books = books
@@ -125,7 +129,11 @@ class EngineHandler:
     async def _prompt(self, asked: ClientRequest) -> EnginePrompt | None:
         if not asked.is_predicted or asked.parsed is None or asked.model is None:
             return None
-        return await self._prompts.of(
+        block_size = self._fleet.block_size(asked.model)
+        prompts = self._prompts.get(block_size)
+        if prompts is None:
+            prompts = self._prompts[block_size] = self._new_prompts(block_size)
+        return await prompts.of(
             asked.path, asked.parsed, body_bytes=len(asked.body), seed=self._secret.seed, model=asked.model
         )
 
@@ -147,7 +155,7 @@ class EngineHandler:
             if not links:
                 raise EngineUnreachable("the engine went down as it was chosen, try again")
             return min(links, key=self._load), None
-        geometry = PromptGeometry(engine=self._prompts.geometry, tokens_per_unit=_tokens_per_unit(prompt, links))
+        geometry = PromptGeometry(engine=prompt.geometry, tokens_per_unit=_tokens_per_unit(prompt, links))
         num_tokens = sum(_num_tokens(each, geometry) for each in (prompt, *prompt.others))
         wanted = Wanted(
             index=self._index,
@@ -186,7 +194,11 @@ def _tokens_per_unit(prompt: EnginePrompt, links: Sequence[EngineLink]) -> float
     """Engines of one model have one tokenizer: what any of them has learnt holds for all."""
     if prompt.unit == "token" or not links:
         return 1.0
-    return sum(link.tokens_per_byte for link in links) / len(links)
+    estimates = [link.estimate for link in links]
+    return fmean(
+        (estimate.tokens_per_byte for estimate in estimates),
+        weights=[estimate.tokens_per_byte_weight for estimate in estimates],
+    )
 
 
 def _num_tokens(prompt: EnginePrompt, geometry: PromptGeometry) -> int:

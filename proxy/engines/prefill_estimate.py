@@ -33,6 +33,11 @@ class TokensPerByte:
     def value(self) -> float:
         return self._tokens / self._bytes
 
+    @property
+    def weight(self) -> float:
+        """Bytes that it was learnt from, the first guess included."""
+        return self._bytes
+
     def observe(self, *, prompt_tokens: int, prompt_bytes: int) -> None:
         if not FEWEST_TOKENS_PER_BYTE * prompt_bytes <= prompt_tokens <= MOST_TOKENS_PER_BYTE * prompt_bytes:
             return
@@ -56,6 +61,11 @@ class PrefillEstimate:
     @property
     def tokens_per_byte(self) -> float:
         return self._tokens_per_byte.value
+
+    @property
+    def tokens_per_byte_weight(self) -> float:
+        """What it counts against that of another engine with the same tokenizer."""
+        return self._tokens_per_byte.weight
 
     def observe_prefill(self, *, uncached_tokens: int, seconds: float) -> None:
         """From the moment at which the engine had nothing else to prefill to the first byte of the answer."""

@@ -254,3 +254,17 @@ async def test_an_engine_that_listens_tells_of_itself_in_either_language(speaks:
         assert answer.status_code == 200
         await eventually(lambda: (link.metrics.queried_tokens or 0) > 0)
         assert link.process == process
+
+
+async def test_predictions_are_in_blocks_of_the_engines_own_size() -> None:
+    engine = Engine()
+    engine.answers["/metrics"] = whole(VLLM_METRICS.replace(b'block_size="16"', b'block_size="128"'))
+    async with engine_proxy(engine) as proxy:
+        (link,) = proxy.fleet.links
+        await eventually(lambda: link.block_size == 128)
+        text = "tell me more about it. " * 200
+        await proxy.chat(text)
+        await eventually(lambda: link.num_claims > 0)
+        answer = await proxy.chat(text)
+        hit_tokens = int(answer.headers["x-prefixcache-hit-tokens"])
+        assert hit_tokens >= 512 and hit_tokens % 128 == 0

@@ -57,6 +57,11 @@ async def test_a_model_goes_to_the_engines_that_serve_it() -> None:
     assert world.fleet.num_up == 3 and not world.fleet.all_answered
 
 
+async def test_no_prediction_is_finer_than_the_largest_block_of_a_models_engines() -> None:
+    world = await World(report("a", block_size=128), report("a", "b", block_size=32), report("c")).look()
+    assert [world.fleet.block_size(name) for name in "abcd"] == [128, 32, 16, 16]
+
+
 async def test_the_slow_are_left_out_unless_all_are_slow() -> None:
     world = await World(report("a"), report("a", latency_s=SLOW_S), report("b", latency_s=SLOW_S)).look()
     assert world.ready("a") == ["e1:80"]
