@@ -131,7 +131,7 @@ async def test_rw_027_every_replica_gives_a_prompt_the_same_keys(valkey: Server,
 
 
 async def _ask_through_a_new_proxy(fleet: ProgramFleet, text: str, *, hash_seed: int) -> Outcome:
-    """One request to a proxy process that has never seen another one, and is killed afterwards."""
+    """One request to a proxy process that has never seen another one, and is stopped afterwards."""
     proxy = await fleet.start_proxy(f"p{hash_seed}", environment={"PYTHONHASHSEED": str(hash_seed)})
     await all_ready(proxy, 1)
     body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
@@ -139,5 +139,5 @@ async def _ask_through_a_new_proxy(fleet: ProgramFleet, text: str, *, hash_seed:
     async with httpx.AsyncClient(base_url=proxy.url, timeout=20.0, trust_env=False) as client:
         outcome = await send(client, call)
     assert outcome.status == 200
-    proxy.kill()
+    await proxy.stop()
     return outcome

@@ -20,6 +20,7 @@ from prefixcache.cli.programs import program_command
 from tests.support.waiting import eventually
 
 START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +39,11 @@ class Program:
         """kill -9, and the process is gone when this returns."""
         self.process.kill()
         self.process.wait()
+
+    async def stop(self) -> None:
+        """SIGTERM, and the process has taken leave when this returns."""
+        self.process.terminate()
+        assert await asyncio.to_thread(self.process.wait, STOP_TIMEOUT_S) == 0, self.log.read_text()[-4000:]
 
     async def said(self, words: str, timeout_s: float = START_TIMEOUT_S) -> str:
         """The log once it contains a line that matches `words`."""
