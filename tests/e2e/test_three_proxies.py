@@ -29,6 +29,8 @@ SPEED = 0.25
 BURST_SPEED = 0.05
 """So slow that a burst has arrived while the first of it is being prefilled, also on a busy machine."""
 BURST = 200
+PROMPT_TOKENS = 6 * 64 + 60
+"""Six index blocks, and of a seventh as much as there may be."""
 LOAD_SECONDS = 12.0
 
 
@@ -104,13 +106,14 @@ async def all_loads(deployment: Deployment) -> Mapping[int, IncarnationLoad]:
 async def test_a_burst_of_equal_prompts_meets_until_the_wait_outweighs_the_prefill(deployment: Deployment) -> None:
     """Alone, the prompt takes u seconds. One worker is given it, and those that follow as long as its wait is below u.
 
-    A follower computes at most one index block and what lies behind it, so the wait of one worker outweighs the prefill
-    after u / that, about twelve here. Each of the three proxies may give so many before it hears of the others': fewer
-    than twice the fair share together. Then the next worker computes the prompt once.
+    A follower is taken to compute what lies behind the last full index block, so the wait of one worker outweighs the
+    prefill after u / that, seven here. Each of the three proxies may give so many before it hears of the others': far
+    fewer than twice the fair share together. Then the next worker computes the prompt once.
     """
     async with session_without_limits() as session:
         await learn_rates(session, deployment)
-        text = filler(130, seed=1)  # about 950 tokens: one a byte
+        _, usage = await chat(session, deployment.url(0), "x")
+        text = filler(200, seed=1)[: PROMPT_TOKENS + 1 - usage["prompt_tokens"]]  # a token a byte, and the template's
         answers = await asyncio.gather(*(chat(session, deployment.url(number), text) for number in range(BURST)))
     shares = Counter(worker for worker, _ in answers)
     prompt_tokens = answers[0][1]["prompt_tokens"]
