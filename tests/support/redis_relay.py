@@ -8,6 +8,8 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tests.support.listening import listening
+
 _READ_BYTES = 1 << 20
 
 
@@ -70,22 +72,5 @@ class RedisRelay:
 async def redis_relay(url: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[RedisRelay]:
     """Ends when every connection has."""
     relay = RedisRelay(url.removeprefix("unix://"))
-    connections: set[asyncio.Task[None]] = set()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.add(task)
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # A cancelled one would be logged by asyncio.
-            await relay.serve(reader, writer)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
-    relay.port = server.sockets[0].getsockname()[1]
-    try:
+    async with listening(relay.serve, tls=tls) as relay.port:
         yield relay
-    finally:
-        server.close()
-        for task in connections:
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        await server.wait_closed()

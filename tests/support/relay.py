@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
+from tests.support.listening import listening
+
 _READ_BYTES = 1 << 16
 
 
@@ -98,22 +100,5 @@ class Relay:
 async def relay_to(upstream: str | tuple[str, int]) -> AsyncIterator[Relay]:
     """Listens on a free port until the block is left, and ends with all its connections."""
     relay = Relay(upstream=upstream)
-    connections: set[asyncio.Task[None]] = set()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.add(task)
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # A cancelled one would be logged by asyncio.
-            await relay.serve(reader, writer)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    relay.port = server.sockets[0].getsockname()[1]
-    try:
+    async with listening(relay.serve) as relay.port:
         yield relay
-    finally:
-        server.close()
-        for task in connections:
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        await server.wait_closed()

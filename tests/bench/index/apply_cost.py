@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from prefixcache.limits import MAX_APPLY_HASHES
-from tests.bench.index.bench import Bench, CallCosts, Writer, call_costs, percentile, spread
+from tests.bench.index.bench import Bench, CallCosts, Writer, call_costs, cost_row, spread
 from tests.bench.index.flat_layout import FlatLayout
 from tests.bench.index.tree_shapes import new_hashes
 from tests.bench.report import Floor, Table
@@ -34,22 +34,11 @@ async def measure_apply(bench: Bench, flat: FlatLayout) -> tuple[Table, list[Flo
         for what, action in (("flat: 256 HSET in a pipeline", flat.store), ("flat: 256 HDEL", flat.remove)):
             calls = [partial(action, FLAT_HOLDER, batch) for batch in batches]
             rounds.setdefault(what, []).append(await call_costs(bench.server, calls))
-    rows: list[dict[str, object]] = []
-    floors: list[Floor] = []
-    for what, costs in rounds.items():
-        means_ms = spread([one.mean_ms for one in costs])
-        longest_s = [longest for one in costs for longest in one.longest_s]
-        rows.append(
-            {
-                "calls": what,
-                "number": len(longest_s),
-                "server ms, mean": means_ms,
-                "p99": percentile(longest_s, 0.99) * 1e3,
-                "max": max(longest_s) * 1e3,
-            }
-        )
-        if not what.startswith("flat"):
-            floors.append(Floor(what=f"apply, {what}: mean server ms", value=means_ms[1], most=MOST_MEAN_MS))
+    floors = [
+        Floor(what=f"apply, {what}: mean server ms", value=spread([one.mean_ms for one in costs])[1], most=MOST_MEAN_MS)
+        for what, costs in rounds.items()
+        if not what.startswith("flat")
+    ]
     bench.server.flush()
     title = "apply of 256 hashes; least / median / most of the rounds, p99 and longest of all calls"
-    return Table(title=title, rows=rows), floors
+    return Table(title=title, rows=[cost_row(what, costs) for what, costs in rounds.items()]), floors

@@ -156,3 +156,15 @@ async def call_costs(server: BenchServer, calls: Iterable[Callable[[], Awaitable
             costs.longest_s[-1] = min(cpu_s - before_s, server.slow_call_s() or SLOW_CALL_S)
             cpu_s = server.cpu_s()
     return costs
+
+
+def cost_row(what: str, costs: Sequence[CallCosts]) -> dict[str, object]:
+    """A table's row about calls of one kind; the rounds' means are told as least, median and most."""
+    longest_s = [longest for one in costs for longest in one.longest_s]
+    return {
+        "calls": what,
+        "number": len(longest_s),
+        "server ms, mean": spread([one.mean_ms for one in costs]),
+        "p99": percentile(longest_s, 0.99) * 1e3,
+        "max": max(longest_s) * 1e3,
+    }
