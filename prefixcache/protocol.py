@@ -74,6 +74,8 @@ class Hello(Frame, frozen=True, kw_only=True, tag="hello"):
     """16 hex digits; a proxy says which one it expects, a worker which one it holds."""
     incarnation: int = 0
     """The life of the worker's KV cache; from a worker only."""
+    started_at: float = 0.0
+    """Of the worker's process, as in its record: an unknown one has an empty cache. 0 tells nothing."""
     nonce: bytes = b""
     """Random, from a side that has a worker token; the proofs are over those of both sides."""
     proof: bytes = b""

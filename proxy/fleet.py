@@ -22,7 +22,7 @@ from proxy.served_name import ServedName
 from proxy.store import Store
 from proxy.tokenizer_fetch import Tokenizers
 from proxy.warnings_log import QuietLog
-from proxy.worker_link import WorkerLink, same_process
+from proxy.worker_link import WorkerLink, same_place
 
 _logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Fleet:
         records = [record for record in found if self._hashes_alike(record)]
         for record in records:
             link = self._links.get(record.worker_id)
-            if link is not None and same_process(link.record, record):
+            if link is not None and same_place(link.record, record):
                 link.update(record)
                 continue
             if link is not None:

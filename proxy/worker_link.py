@@ -28,14 +28,13 @@ from proxy.worker_stream import WorkerStream, connected_stream, cut_when_silent
 _logger = logging.getLogger(__name__)
 
 
-def same_process(a: WorkerRecord, b: WorkerRecord) -> bool:
-    """Whether a stream to the one may go on as a stream to the other: only incarnation and names may differ."""
-    return (a.address, a.namespace, a.tokenizer_fingerprint, a.started_at) == (
-        b.address,
-        b.namespace,
-        b.tokenizer_fingerprint,
-        b.started_at,
-    )
+def same_place(a: WorkerRecord, b: WorkerRecord) -> bool:
+    """Whether a stream to the one may go on as a stream to the other.
+
+    Also where the process is another one by now: a stream that stands is one to whoever listens there today, and may
+    have been made anew before the new record was read.
+    """
+    return (a.address, a.namespace, a.tokenizer_fingerprint) == (b.address, b.namespace, b.tokenizer_fingerprint)
 
 
 class WorkerLink:
@@ -58,6 +57,8 @@ class WorkerLink:
         self._step = 0
         self._stepped_at = 0.0
         self._renewed_at = float("-inf")
+        self._started_at = record.started_at
+        """Of the process behind the stream, or the record's while there is none."""
 
     @property
     def worker_id(self) -> str:
@@ -110,7 +111,7 @@ class WorkerLink:
     @property
     def process(self) -> WorkerProcess:
         """What holds the cache, under whatever incarnation it is known."""
-        return WorkerProcess(worker_id=self.record.worker_id, started_at=self.record.started_at)
+        return WorkerProcess(worker_id=self.record.worker_id, started_at=self._started_at)
 
     @property
     def is_reannouncing(self) -> bool:
@@ -136,9 +137,13 @@ class WorkerLink:
         return self.ledger.num_running + self._running_elsewhere
 
     def update(self, record: WorkerRecord) -> None:
-        """Takes over a newer record of the same process; the stream's own word on the incarnation is fresher."""
+        """Takes over a newer record of the same place; the stream's own word on the incarnation is fresher."""
         self.record = record
-        if self.stream is None or record.incarnation > self.incarnation:
+        if self.stream is None:
+            self._started_at = record.started_at
+            self._renew(record.incarnation)
+        elif record.started_at == self._started_at and record.incarnation > self.incarnation:
+            # The record of the process before stands until the one behind the stream has registered.
             self._renew(record.incarnation)
 
     async def run(self) -> None:
@@ -170,6 +175,7 @@ class WorkerLink:
         async with connected_stream(
             self.record.address, self.worker_id, mine, self._take_beat, token=self._worker_token
         ) as (stream, hello):
+            self._started_at = hello.started_at or self.record.started_at
             self._renew(hello.incarnation)
             self._stream, self._stepped_at = stream, asyncio.get_running_loop().time()
             _logger.info("worker %s connected at %s", self.worker_id, self.record.address)

@@ -66,6 +66,7 @@ class Server:
         engine: Engine,
         namespace: str,
         incarnation: Callable[[], int],
+        started_at: float = 0.0,
         address: Callable[[], str],
         token: bytes | None = None,
         max_backlog_bytes: int = MAX_PROXY_BACKLOG_BYTES,
@@ -78,6 +79,7 @@ class Server:
         self.engine = engine
         self._namespace = namespace
         self._incarnation = incarnation
+        self._started_at = started_at
         self._address = address
         self._token = token
         self._max_backlog_bytes = max_backlog_bytes
@@ -146,7 +148,13 @@ class Server:
     # --- StreamOwner ----------------------------------------------------------------------------------------
 
     def hello(self, proxy_nonce: bytes) -> tuple[Hello, Exchange | None]:
-        mine = Hello(major=MAJOR, minor=MINOR, namespace=self._namespace, incarnation=self._incarnation())
+        mine = Hello(
+            major=MAJOR,
+            minor=MINOR,
+            namespace=self._namespace,
+            incarnation=self._incarnation(),
+            started_at=self._started_at,
+        )
         if self._token is None:
             return mine, None
         exchange = Exchange(

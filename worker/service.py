@@ -84,6 +84,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     metrics = WorkerMetrics()
     failed = asyncio.Event()
+    started_at = time.time()
     block_size = runner.limits.block_size
     namespace = model.namespace(block_size)
 
@@ -104,12 +105,15 @@ async def serve(
         engine=engine,
         namespace=namespace,
         incarnation=lambda: publisher.incarnation,
+        started_at=started_at,
         address=lambda: record.address,
         token=worker_token,
     )
     app = application(engine=engine, metrics=metrics, tokenizer=model.tokenizer)
     async with server.listen(app, bound) as listening:
-        record = _record(engine, model, worker_id=worker_id, address=advertised(listening, advertise))
+        record = _record(
+            engine, model, worker_id=worker_id, address=advertised(listening, advertise), started_at=started_at
+        )
         publisher = Publisher(
             index=open_index(namespace),
             registry=registry,
@@ -146,7 +150,7 @@ def _in_loop(loop: asyncio.AbstractEventLoop, take: Callable[[StepOutput], None]
         loop.call_soon_threadsafe(take, output)
 
 
-def _record(engine: Engine, model: ServedModel, *, worker_id: str, address: Address) -> WorkerRecord:
+def _record(engine: Engine, model: ServedModel, *, worker_id: str, address: Address, started_at: float) -> WorkerRecord:
     limits = engine.limits
     return WorkerRecord(
         worker_id=worker_id,
@@ -165,5 +169,5 @@ def _record(engine: Engine, model: ServedModel, *, worker_id: str, address: Addr
         stride=INDEX_STRIDE,
         num_blocks=limits.num_blocks,
         kv_bytes_per_token=limits.kv_bytes_per_token,
-        started_at=time.time(),
+        started_at=started_at,
     )
