@@ -280,7 +280,7 @@ class FakeWorker:
     def _hello(self, theirs: Hello) -> Hello:
         space = self.hello_namespace or self.record.namespace
         if self.token is None:
-            return Hello(namespace=space, incarnation=self.record.incarnation)
+            return Hello(namespace=space, incarnation=self.record.incarnation, started_at=self.record.started_at)
         exchange = Exchange(
             token=self.token,
             namespace=space,

@@ -151,6 +151,29 @@ async def test_a_new_incarnation_of_the_same_process_keeps_its_stream(store: Mem
         assert worker.num_connections == 1
 
 
+async def test_a_worker_restarted_in_place_is_known_by_its_hello_until_it_has_registered(store: MemoryStore) -> None:
+    """Its old record, which may stand for a while, brings back neither old claims nor a new connection."""
+    async with running_proxy(store) as proxy, FakeWorker.open(store) as worker:
+        await proxy.ready()
+        (link,) = proxy.fleet.links
+        worker.record = msgspec.structs.replace(worker.record, incarnation=0, started_at=worker.record.started_at + 1)
+        worker.drop()
+        await eventually(lambda: worker.num_connections == 2)
+        await proxy.ready()
+        read_at = proxy.fleet.registry_read_at
+        await eventually(lambda: proxy.fleet.registry_read_at != read_at)
+        assert (link.incarnation, link.process.started_at) == (0, worker.record.started_at)
+        asking = asyncio.create_task(proxy.chat())
+        frame = await worker.next_generate()
+        again = await store.index(worker.record.namespace).register()
+        await store.registry().announce(msgspec.structs.replace(worker.record, incarnation=again.incarnation))
+        await eventually(lambda: link.incarnation == again.incarnation)
+        worker.step(frame.id, token_ids("hi"))
+        worker.end(frame.id)
+        assert (await asking).status_code == 200
+        assert (proxy.fleet.links, worker.num_connections) == ([link], 2)
+
+
 async def test_an_outage_of_the_store_keeps_the_known_workers(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
