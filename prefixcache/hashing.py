@@ -11,6 +11,7 @@ comparison of token ids before it reuses anything. Only full blocks have a hash.
 from __future__ import annotations
 
 import hashlib
+import secrets
 import struct
 from collections.abc import Iterable, Mapping
 
@@ -27,6 +28,11 @@ def framed(fields: Mapping[str, str]) -> bytes:
             parts.append(len(item).to_bytes(4, "little"))
             parts.append(item)
     return b"".join(parts)
+
+
+def new_secret() -> bytes:
+    """A random deployment secret."""
+    return secrets.token_bytes(32)
 
 
 def seed_of(secret: bytes) -> int:

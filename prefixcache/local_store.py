@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from prefixcache.hashing import new_secret
 from prefixcache.index.base import PrefixIndex
 from prefixcache.index.memory_index import MemoryIndex
 from prefixcache.index.memory_registry import MemoryRegistry
 from prefixcache.registry import Registry
-
-_SECRET_BYTES = 32
 
 
 class LocalStore:
@@ -44,5 +42,5 @@ class LocalStore:
 
     async def deployment_secret(self, configured: bytes | None) -> bytes:
         """The first one that was configured, else one made up."""
-        self._secret = self._secret or configured or secrets.token_bytes(_SECRET_BYTES)
+        self._secret = self._secret or configured or new_secret()
         return self._secret

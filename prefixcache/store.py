@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from prefixcache.errors import IndexUnavailable
+from prefixcache.hashing import new_secret
 from prefixcache.index.base import PrefixIndex
 from prefixcache.index.hot_client import HotClient
 from prefixcache.index.keys import DEFAULT_KEY_PREFIX, NamespaceKeys, check_key_prefix, secret_key
@@ -18,8 +18,6 @@ from prefixcache.limits import INDEX_DEADLINE_S, INDEX_WRITE_TIMEOUT_S
 from prefixcache.registry import Registry
 
 logger = logging.getLogger(__name__)
-
-_SECRET_BYTES = 32
 
 
 class RedisStore:
@@ -76,7 +74,7 @@ class RedisStore:
         A proxy that calls it again with the secret it has puts that back after the store was emptied, and learns it
         when another one stands there.
         """
-        candidate = configured or secrets.token_bytes(_SECRET_BYTES)
+        candidate = configured or new_secret()
         key = secret_key(self._key_prefix)
         # Read first: a server that is full, or a replica, takes no write and knows it all the same.
         standing = await self._client.command("GET", key, deadline_s=INDEX_WRITE_TIMEOUT_S)

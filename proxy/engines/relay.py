@@ -102,12 +102,6 @@ class Relay(ResponseSink):
         self._is_paused = False
         self._transport: asyncio.Transport | None = None
         self._chunked = False
-        self._is_committed = False
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether a byte went to the client, so that nobody else can answer any more."""
-        return self._is_committed
 
     @property
     def reader(self) -> AnswerReader | None:
@@ -167,7 +161,6 @@ class Relay(ResponseSink):
         if self._head.status >= HTTPStatus.INTERNAL_SERVER_ERROR and self._options.refuses_faults:
             raise EngineRefused(self._head.status, self._options.engine_id)
         response = self._response(self._head)
-        self._is_committed = True
         writer = await response.prepare(self._request)
         assert writer is not None
         self._transport = self._request.transport
