@@ -5,9 +5,12 @@ PrefixCacheError
 │   ├── InvalidRequest        400, a field is wrong, missing or not supported
 │   ├── ContextLengthExceeded 400, prompt and answer do not fit the model
 │   ├── RequestTooLarge       413, the body is over the limit
-│   └── ModelNotFound         404, no worker serves that name
+│   ├── ModelNotFound         404, no worker serves that name
+│   └── WebSocketRefused      501, the proxy speaks HTTP alone
 ├── Unavailable               503, the same request may succeed later or on another worker
 │   ├── Overloaded            429, too many requests wait already; `retry_after_s` says when to come again
+│   ├── Draining              the worker ends soon and takes nothing new: another one may
+│   ├── NoWorkerReady         none that serves the model is connected: one may be in a moment
 │   └── EngineUnreachable     no connection to the engine: it has seen nothing of the request
 ├── WorkerFault               502, the worker failed while it held the request
 │   └── EngineFault           an engine broke off, or its answer is no HTTP
@@ -64,6 +67,13 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class WebSocketRefused(RequestError):
+    """The client wants to speak another protocol than HTTP from here on."""
+
+    status = 501
+    code = "websocket_not_supported"
+
+
 class Unavailable(PrefixCacheError):
     """No worker can take the request now; trying again later may help."""
 
@@ -84,6 +94,14 @@ class Overloaded(Unavailable):
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Draining(Unavailable):
+    """The worker ends soon, and takes nothing new."""
+
+
+class NoWorkerReady(Unavailable):
+    """No worker that serves the model can be sent anything now."""
 
 
 class EngineUnreachable(Unavailable):

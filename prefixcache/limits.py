@@ -105,6 +105,9 @@ CLOSE_TIMEOUT_S = 1.0
 """Time for the last frames to reach their peers when a worker ends."""
 INDEX_RETRY_S = 0.25
 """Pause before an index write that failed is sent again."""
+PUBLISH_PAUSE_S = 0.05
+"""Between two batches of a worker's changes, for each costs as much CPU as several steps of a quick model. Until then
+pending claims stand for what was stored."""
 INDEX_CHECK_S = 5.0
 """Without changes, a worker asks this often whether the index still knows its last batch."""
 
@@ -140,6 +143,12 @@ WORKER_STUCK_S = 30.0
 END_WAIT_S = 1.0
 """Wait for a worker's last word after an abort on a stop string; the usage in it is the true one."""
 SECRET_READ_S = 5.0
+MAX_MOVES = 3
+"""A request that was given to an idle worker so often waits where it is."""
+MAX_STEAL_CANDIDATES = 64
+"""Requests with the most ahead of them that are looked at for an idle worker: some 20 us each."""
+HELD_POLL_S = 0.05
+"""Between two looks whether a worker is there for the requests that wait for one."""
 
 # --- plain engines ----------------------------------------------------------------------------------------
 ENGINE_ASK_S = 2.0
@@ -151,6 +160,8 @@ ENGINE_FAILED_PROBES = 2
 ENGINE_RETRY_FIRST_S = 0.25
 ENGINE_RETRY_MOST_S = 5.0
 """Between two probes of an engine that is down, doubled from the first to the most."""
+ENGINE_CONTROL_S = 600.0
+"""For what every engine is told to do: to load weights from a disk takes minutes."""
 ENGINE_SUSPECT_S = 2.0
 """An engine that takes longer to list its models gets no further request as long as another one may take it."""
 ENGINE_STUCK_S = 60.0
@@ -205,6 +216,10 @@ SAME_WARNING_S = 10.0
 # --- requests to plain engines ----------------------------------------------------------------------------
 MAX_SSE_EVENT_BYTES = 8 * 1024 * 1024
 """Longest event, or whole answer, that is looked into; of a longer one the usage is not known, its bytes go on."""
+MAX_PREDICTED_LISTS = 131_072
+MAX_PREDICTED_COMMAS = 1_048_576
+"""A body with more objects and lists, or members, than a context of a million tokens has is not taken apart, for that
+would hold up all others for over 50 ms (3.5 million short lists: 1.1 s); it goes on by its model alone."""
 MAX_HELD_REQUESTS = 1_024
 """Requests of one proxy that wait for one engine; a further one is told when to come again."""
 HELD_BATCH_S = 0.05

@@ -14,9 +14,11 @@ Big-endian:
     entry     8 bytes writer | u8 length of the record | record
     record    u8 format | u64 end, ms of Redis time | u64 version | payload
 
-The writer is the id of a proxy, or 8 zero bytes: the worker itself. The scripts read and write all but the payload, of
-which bytes beyond the known ones are ignored. A record that has expired, or is of an unknown format, counts for
-nothing: whoever writes next drops it.
+A payload grows at its end: bytes beyond the known ones are ignored, and a worker that does not write the last ones yet
+tells nothing of what they say.
+
+The writer is the id of a proxy, or 8 zero bytes: the worker itself. The scripts read and write all but the payload. A
+record that has expired, or is of an unknown format, counts for nothing: whoever writes next drops it.
 """
 
 from __future__ import annotations
@@ -44,9 +46,13 @@ WORKER_WRITER = bytes(WRITER_BYTES)
 _HEAD = struct.Struct(">BQQ")
 HEAD_BYTES = _HEAD.size
 _WORKER = struct.Struct(">ffffIB")
+_WORKER_TAIL = struct.Struct(f">I{NUM_WAITING_CLASSES}f")
+"""What a worker's payload has grown by."""
 _PROXY = struct.Struct(f">I{1 + NUM_WAITING_CLASSES}f")
 _WORKER_RECORD, _PROXY_RECORD = (struct.Struct(_HEAD.format + part.format[1:]) for part in (_WORKER, _PROXY))
 """Head and payload in one."""
+_UNKNOWN_BLOCKS = 2**32 - 1
+"""Stands for None in a record."""
 _MOST = 1e12
 """Of any number in a record: seconds or tokens a second."""
 _LEAST_RATE = 0.01
@@ -60,19 +66,31 @@ def waiting_class(prefill_s: float) -> int:
     return bisect.bisect_left(WAITING_CLASSES_S, prefill_s)
 
 
+def by_class(prefills_s: Iterable[float]) -> tuple[float, ...]:
+    """Their sums by WAITING_CLASSES_S."""
+    sums = list(NO_WAITING)
+    for prefill_s in prefills_s:
+        sums[waiting_class(prefill_s)] += prefill_s
+    return tuple(sums)
+
+
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a worker says of itself."""
 
     version: int = 0
     """Below 2**53: the scripts compare it as a double."""
     rest_s: float
-    """Seconds until it has prefilled everything that it has started."""
+    """Seconds of prefill until it chooses again what goes next: the rest of the slice that runs now."""
+    sliced_s: tuple[float, ...] = NO_WAITING
+    """Seconds of prefill that are left after that of what it has started: of sliced ones, by WAITING_CLASSES_S."""
     prefill_rate: float
     """Uncached prompt tokens a second, measured; 0 while nothing was."""
     inter_token_latency_s: float
     """Of its last decode steps; 0 while there were none."""
     available_blocks: int
     """KV blocks free or evictable."""
+    free_blocks: int | None = None
+    """Those of them that hold nothing yet; None where the worker does not tell."""
     oldest_age_s: float
     """Since the evictable block that goes first was used last; 0 without one."""
     is_draining: bool = False
@@ -85,7 +103,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             self.oldest_age_s,
             self.available_blocks,
             self.is_draining,
-        )
+        ) + _WORKER_TAIL.pack(_UNKNOWN_BLOCKS if self.free_blocks is None else self.free_blocks, *self.sliced_s)
 
 
 class ProxyLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -95,9 +113,9 @@ class ProxyLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     running: int = 0
     """Requests started and not ended."""
     prefilling_s: float = 0.0
-    """Rest of the prefill of those that have started and have no token yet."""
+    """Rest of the prefill of those that have started and have no token yet, up to the end of the running slice."""
     waiting_s: tuple[float, ...] = NO_WAITING
-    """Prefill seconds of those not started, by WAITING_CLASSES_S."""
+    """Prefill seconds by WAITING_CLASSES_S: of those not started, and of a sliced one after the running slice."""
 
     def payload(self) -> bytes:
         return _PROXY.pack(self.running, self.prefilling_s, *self.waiting_s)
@@ -211,15 +229,21 @@ def _read(value: bytes) -> _Written:
             continue
         if writer == WORKER_WRITER:
             _, end_ms, version, rest_s, rate, itl_s, oldest_age_s, available, draining = known.unpack_from(record)
-            if not _are_sane(rest_s, rate, itl_s, oldest_age_s):
+            free_blocks, sliced_s = _UNKNOWN_BLOCKS, NO_WAITING
+            if len(record) >= known.size + _WORKER_TAIL.size:
+                free_blocks, *by_class_s = _WORKER_TAIL.unpack_from(record, known.size)
+                sliced_s = tuple(by_class_s)
+            if not _are_sane(rest_s, rate, itl_s, oldest_age_s, *sliced_s):
                 continue
             worker_end_ms = end_ms
             worker = WorkerLoad(
                 version=version,
                 rest_s=rest_s,
+                sliced_s=sliced_s,
                 prefill_rate=rate if rate >= _LEAST_RATE else 0.0,
                 inter_token_latency_s=itl_s,
                 available_blocks=available,
+                free_blocks=free_blocks if free_blocks != _UNKNOWN_BLOCKS else None,
                 oldest_age_s=oldest_age_s,
                 is_draining=draining != 0,
             )

@@ -50,7 +50,7 @@ class ProxyMetrics:
         self.e2e_request_latency = ttft("e2e_request_latency_seconds", "Request received to its end")
         self.inter_token_latency = histogram(
             "inter_token_latency_seconds",
-            "Gap between output tokens of one generation",
+            "Gap between output tokens of one generation; behind an engine, between two pieces of its stream",
             ("model",),
             buckets=ITL_BUCKETS_S,
         )
@@ -91,6 +91,17 @@ class ProxyMetrics:
             ("cause",),
         )
         self.routing_decisions = counter("routing_decisions", "Prompts routed, by reason", ("policy", "reason"))
+        self.steals = counter(
+            "steals",
+            "Waiting requests asked back for an idle worker: moved there, stayed as they had started, left or failed",
+            ("outcome",),
+        )
+        self.num_requests_held = gauge("num_requests_held", "Requests that wait for a worker to be there")
+        self.held_requests = counter(
+            "held_requests",
+            "Such waits by their end: a worker came, none came in time, the client left, or too many waited already",
+            ("outcome",),
+        )
         self.num_requests_waiting = gauge(
             "num_requests_waiting", "Requests of this proxy not started on the worker", ("worker",)
         )
@@ -124,7 +135,7 @@ class WorkerMetrics:
             "prefill_tokens_per_second", "Measured speed of long prefills; 0 while there were none"
         )
         self.prefill_rest = gauge(
-            "prefill_rest_seconds", "Time until all requests in the running batch are prefilled, at that speed"
+            "prefill_rest_seconds", "Time until the worker chooses the next prefill, at that speed"
         )
         self.requests = counter("requests", "Requests ended or turned away, by reason", ("reason",))
 
@@ -153,4 +164,10 @@ class WorkerMetrics:
         self.preemptions = counter("preemptions", "Requests that lost their blocks and began again")
         self.evictions = counter("evicted_blocks", "KV blocks that lost their content")
         self.published_hashes = counter("published_hashes", "Claims written to the index", ("change",))
+        self.predictions = counter(
+            "predictions",
+            "Hit tokens read in the index against those cached at the start of the request: right, too_many, too_few",
+            ("outcome",),
+        )
+        self.repaired_claims = counter("repaired_claims", "Claims told again after a wrong prediction", ("change",))
         self.publish_failures = counter("publish_failures", "Index writes that failed and were sent again")

@@ -13,7 +13,8 @@ msgpack (one map with its type under "type"); many requests are interleaved.
              ◄──────────────────────────────── step [{id} ..]    one frame an engine step, all requests of the stream
              ◄──────────────────────────────── end {id} | fail {id}      exactly one of them, and the last word on id
       abort {id} ────────────────────────────►          answered by `end` with reason "aborted", or crosses another end
-             ◄──────────────────────────────── beat              every 0.5 s and when the waiting queue empties
+      abort {id, if_waiting} ────────────────►          the same if it waits, else nothing: its `started` was sent
+             ◄──────────────────────────────── beat              every 0.5 s and when no first token is owed any more
 
 Unknown fields and unknown frame types are ignored, so that adjacent minor versions work together; the major version
 must be equal. Text lives in the proxy only: a worker sees and returns token ids.
@@ -29,7 +30,7 @@ from prefixcache.errors import ProtocolError
 from prefixcache.limits import MAX_FRAME_BYTES
 
 MAJOR = 1
-MINOR = 1
+MINOR = 2
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
@@ -101,16 +102,27 @@ class Generate(Frame, frozen=True, kw_only=True, tag="generate"):
     choice: int = 0
     max_tokens: int
     """Output tokens in total, `output_ids` included; at least one more than those."""
+    waited_s: float = 0.0
+    """Seconds since the request came to the proxy: what it has waited before it came to this worker."""
+    predicted_hit_tokens: int | None = None
+    """Prompt tokens that the index says this worker holds, from claims alone.
+
+    None where the expectation was another one: pending claims, a retry, a move or a continuation.
+    """
+    predicted_for: int = 0
+    """The incarnation whose claims were read; of another life of the cache a prediction tells nothing."""
 
 
 class Abort(Frame, frozen=True, kw_only=True, tag="abort"):
     id: str
+    if_waiting: bool = False
+    """Only a request that has not started is ended; one whose `started` was sent goes on."""
 
 
 class Accepted(Frame, frozen=True, kw_only=True, tag="accepted"):
     id: str
     position: int
-    """Requests before it in the waiting queue."""
+    """Requests that wait already; which of them goes first is the worker's to choose."""
 
 
 class Started(Frame, frozen=True, kw_only=True, tag="started"):
@@ -180,6 +192,8 @@ class Fail(Frame, frozen=True, kw_only=True, tag="fail"):
     id: str
     kind: FailKind
     message: str
+    retry_after_s: float = 0.0
+    """With `overloaded`: after so many seconds there should be room; 0 where it is not known."""
 
 
 class Beat(Frame, frozen=True, kw_only=True, tag="beat"):
@@ -188,6 +202,8 @@ class Beat(Frame, frozen=True, kw_only=True, tag="beat"):
     """Counts engine steps: standing still while something runs means hung."""
     running: int
     waiting: int
+    prefilling: int = 0
+    """Of those that run: without a first token. Absent from version 1.1 and older."""
 
 
 ProxyFrame = Hello | Prove | Generate | Abort

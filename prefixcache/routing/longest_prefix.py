@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from prefixcache.routing.base import Decision, Policy, RoutingRequest, WorkerSnapshot, candidates, reason_for
+from prefixcache.routing.base import Decision, Policy, RoutingRequest, WorkerSnapshot, candidates, decision
 
 
 class LongestPrefix(Policy):
-    """Ties go to the least waiting, then the least running, then a random worker.
+    """Ties go to the fewest requests, then to a random worker.
 
     Scores are hit tokens; more is better.
     """
@@ -23,13 +23,8 @@ class LongestPrefix(Policy):
         among = candidates(workers)
         best = min(map(_order, among))
         chosen = self._random.choice([worker for worker in among if _order(worker) == best])
-        return Decision(
-            worker_id=chosen.worker_id,
-            reason=reason_for(chosen, among),
-            hit_tokens=chosen.hit_tokens,
-            scores={worker.worker_id: float(worker.hit_tokens) for worker in workers},
-        )
+        return decision(chosen, among, {worker.worker_id: float(worker.hit_tokens) for worker in workers})
 
 
-def _order(worker: WorkerSnapshot) -> tuple[int, int, int]:
-    return -worker.hit_tokens, worker.num_waiting, worker.num_running
+def _order(worker: WorkerSnapshot) -> tuple[int, int]:
+    return -worker.hit_tokens, worker.num_requests

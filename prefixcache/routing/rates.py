@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from prefixcache.limits import DEFAULT_PREFILL_RATE
 from prefixcache.routing.base import WorkerSnapshot
 
 
-def prefill_rates(workers: Sequence[WorkerSnapshot]) -> Mapping[str, float]:
-    """Tokens a second by worker id; an unknown one is taken for the mean of the known, else DEFAULT_PREFILL_RATE."""
+def usual_rate(workers: Sequence[WorkerSnapshot]) -> float:
+    """Tokens a second of a worker that has measured nothing: the mean of the known, else DEFAULT_PREFILL_RATE."""
     known = [worker.prefill_rate for worker in workers if worker.prefill_rate]
-    usual = fmean(known) if known else DEFAULT_PREFILL_RATE
+    return sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
+
+
+def prefill_rates(workers: Sequence[WorkerSnapshot]) -> Mapping[str, float]:
+    """Tokens a second by worker id, the usual rate where none was measured."""
+    usual = usual_rate(workers)
     return {worker.worker_id: worker.prefill_rate or usual for worker in workers}

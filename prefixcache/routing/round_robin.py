@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from prefixcache.routing.base import Decision, Policy, RoutingRequest, WorkerSnapshot, candidates, reason_for
+from prefixcache.routing.base import Decision, Policy, RoutingRequest, WorkerSnapshot, candidates, decision
 
 
 class RoundRobin(Policy):
@@ -21,9 +21,4 @@ class RoundRobin(Policy):
         among = candidates(workers)
         chosen = min(among, key=lambda worker: (worker.worker_id <= self._last, worker.worker_id))
         self._last = chosen.worker_id
-        return Decision(
-            worker_id=chosen.worker_id,
-            reason=reason_for(chosen, among),
-            hit_tokens=chosen.hit_tokens,
-            scores={worker.worker_id: 0.0 for worker in workers},
-        )
+        return decision(chosen, among, {worker.worker_id: 0.0 for worker in workers})

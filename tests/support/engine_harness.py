@@ -11,6 +11,7 @@ from threading import Condition
 
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.protocol import End, Fail, Generate, Started, StepEntry
+from prefixcache.routing.order import Order
 from tests.support.scripted_runner import ScriptedRunner
 from worker.engine import Engine, Event, StepOutput
 from worker.runner import Runner
@@ -22,7 +23,12 @@ class RunningEngine:
     """Submits requests and waits for what becomes of them."""
 
     def __init__(
-        self, runner: Runner, *, max_waiting: int = 1_000, clock: Callable[[], float] = time.monotonic
+        self,
+        runner: Runner,
+        *,
+        order: Order = "mean",
+        max_waiting: int = 1_000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self.metrics = WorkerMetrics()
@@ -33,6 +39,7 @@ class RunningEngine:
             runner,
             metrics=self.metrics,
             on_output=self._take,
+            order=order,
             max_waiting=max_waiting,
             checks_integrity=True,
             clock=clock,
@@ -101,10 +108,14 @@ class RunningEngine:
 
 @contextmanager
 def running_engine(
-    runner: Runner | None = None, *, max_waiting: int = 1_000, clock: Callable[[], float] = time.monotonic
+    runner: Runner | None = None,
+    *,
+    order: Order = "mean",
+    max_waiting: int = 1_000,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[RunningEngine]:
     """An engine that is stopped on exit; fails if its bookkeeping ever broke."""
-    running = RunningEngine(runner or ScriptedRunner(), max_waiting=max_waiting, clock=clock)
+    running = RunningEngine(runner or ScriptedRunner(), order=order, max_waiting=max_waiting, clock=clock)
     running.engine.start()
     try:
         yield running

@@ -72,16 +72,16 @@ class EngineProxy:
 
 
 @asynccontextmanager
-async def engine_proxy(*answers: Answer, store: Store | None = None) -> AsyncIterator[EngineProxy]:
-    """One engine for each answer (at least one), all of them up."""
+async def engine_proxy(*answers: Answer, store: Store | None = None, **settings: Any) -> AsyncIterator[EngineProxy]:
+    """One engine for each answer (at least one), all of them up; `settings` are those of EngineSettings."""
     async with AsyncExitStack() as stack:
         engines = []
         for answer in answers or (engine_answers(),):
             engine = await stack.enter_async_context(scripted_engine())
             engine.answer = answer
             engines.append(engine)
-        settings = EngineSettings(urls=[engine.url for engine in engines])
-        proxy = await stack.enter_async_context(running_proxy(store or LocalStore(), engines=settings))
+        chosen = EngineSettings(urls=[engine.url for engine in engines], **settings)
+        proxy = await stack.enter_async_context(running_proxy(store or LocalStore(), engines=chosen))
         running = EngineProxy(proxy=proxy, engines=engines)
         await eventually(lambda: running.fleet.num_up == len(engines))
         yield running

@@ -100,6 +100,7 @@ class _Request:
     writer: asyncio.StreamWriter
     num_sent: int = 0
     cached_tokens: int = 0
+    is_started: bool = False
     script: Script | None = None
 
 
@@ -120,6 +121,10 @@ class FakeWorker:
     """What GET /tokenizer/files gives instead of the true files."""
     generates: list[Generate] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
+    asked_back: list[str] = field(default_factory=list)
+    """Requests that a proxy asked for if they wait."""
+    minor: int = MINOR
+    """Of the protocol version it speaks."""
     http_paths: list[str] = field(default_factory=list)
     num_connections: int = 0
     _requests: dict[str, _Request] = field(default_factory=dict)
@@ -201,6 +206,7 @@ class FakeWorker:
 
     def started(self, request_id: str, cached_tokens: int = 0) -> None:
         self._requests[request_id].cached_tokens = cached_tokens
+        self._requests[request_id].is_started = True
         self._send(request_id, Started(id=request_id, cached_tokens=cached_tokens))
 
     def step(self, request_id: str, ids: Sequence[int], *, index: int | None = None) -> None:
@@ -224,12 +230,18 @@ class FakeWorker:
         )
         _write(request.writer, End(id=request_id, reason=reason, usage=usage))
 
-    def fail(self, request_id: str, kind: FailKind, message: str = "scripted") -> None:
+    def fail(self, request_id: str, kind: FailKind, message: str = "scripted", *, retry_after_s: float = 0.0) -> None:
         request = self._requests.pop(request_id)
-        _write(request.writer, Fail(id=request_id, kind=kind, message=message))
+        _write(request.writer, Fail(id=request_id, kind=kind, message=message, retry_after_s=retry_after_s))
 
-    def beat(self, *, running: int = 0, waiting: int = 0, incarnation: int | None = None) -> None:
-        frame = Beat(incarnation=incarnation or self.record.incarnation, step=0, running=running, waiting=waiting)
+    def beat(self, *, running: int = 0, waiting: int = 0, prefilling: int = 0, incarnation: int | None = None) -> None:
+        frame = Beat(
+            incarnation=incarnation or self.record.incarnation,
+            step=0,
+            running=running,
+            waiting=waiting,
+            prefilling=prefilling,
+        )
         for writer in self._writers:
             _write(writer, frame)
 
@@ -280,7 +292,12 @@ class FakeWorker:
     def _hello(self, theirs: Hello) -> Hello:
         space = self.hello_namespace or self.record.namespace
         if self.token is None:
-            return Hello(namespace=space, incarnation=self.record.incarnation, started_at=self.record.started_at)
+            return Hello(
+                minor=self.minor,
+                namespace=space,
+                incarnation=self.record.incarnation,
+                started_at=self.record.started_at,
+            )
         exchange = Exchange(
             token=self.token,
             namespace=space,
@@ -311,6 +328,11 @@ class FakeWorker:
                     self.started(frame.id, request.script.cached_tokens)
                     self._work.set()
                 self._arrived.put_nowait(frame)
+            case Abort(if_waiting=True):
+                self.asked_back.append(frame.id)
+                known = self._requests.get(frame.id)
+                if self.answers_aborts and known is not None and not known.is_started:
+                    self.end(frame.id, "aborted")
             case Abort():
                 self.aborts.append(frame.id)
                 if self.answers_aborts and frame.id in self._requests:

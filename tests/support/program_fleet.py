@@ -32,6 +32,7 @@ class Program:
     process: subprocess.Popen[bytes]
     log: Path
     environment: Mapping[str, str]
+    niceness: int = 0
     url: str = ""
     """Of a proxy: http://127.0.0.1:PORT."""
 
@@ -68,10 +69,12 @@ class ProgramFleet:
         self._num_started = 0
         self.programs: list[Program] = []
 
-    def start_worker(self, name: str, *flags: str, environment: Mapping[str, str] | None = None) -> Program:
+    def start_worker(
+        self, name: str, *flags: str, environment: Mapping[str, str] | None = None, niceness: int = 0
+    ) -> Program:
         """A simulated worker; `await program.said(" ready at ")` waits for it."""
         command = [*program_command("worker"), "--runner", "sim", "--redis", self.redis_url, "--name", name, *flags]
-        return self._start(name, command, environment or {})
+        return self._start(name, command, environment or {}, niceness)
 
     async def start_proxy(self, name: str, *flags: str, environment: Mapping[str, str] | None = None) -> Program:
         """A proxy that listens."""
@@ -83,14 +86,16 @@ class ProgramFleet:
 
     def restart(self, program: Program) -> Program:
         """The same command once more, in a log of its own."""
-        return self._start(program.name, program.command, program.environment)
+        return self._start(program.name, program.command, program.environment, program.niceness)
 
-    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Program:
+    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str], niceness: int = 0) -> Program:
         self._num_started += 1
         log = self._folder / f"{self._num_started}-{name}.log"
         with log.open("wb") as output:
-            process = spawn(command, environment={**os.environ, **environment}, stderr=output)
-        program = Program(name=name, command=command, process=process, log=log, environment=environment)
+            process = spawn(command, environment={**os.environ, **environment}, niceness=niceness, stderr=output)
+        program = Program(
+            name=name, command=command, process=process, log=log, environment=environment, niceness=niceness
+        )
         self.programs.append(program)
         return program
 

@@ -13,7 +13,9 @@ import httpx
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from prefixcache.limits import HELD_DOWN_S
 from prefixcache.metrics import exposition
+from prefixcache.routing.base import Policy
 from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
 from proxy.app import BOOKS, FLEET, AppParts, create_app
 from proxy.engines.engine_settings import EngineSettings
@@ -97,6 +99,8 @@ async def running_proxy(
     cors_origins: tuple[str, ...] = (),
     engines: EngineSettings | None = None,
     has_redis: bool = True,
+    held_s: float = HELD_DOWN_S,
+    policy: Policy | None = None,
 ) -> AsyncIterator[RunningProxy]:
     """A proxy over `store`, which the caller owns."""
 
@@ -104,10 +108,10 @@ async def running_proxy(
     async def open_store() -> AsyncIterator[Store]:
         yield store
 
-    policy = POLICIES[DEFAULT_POLICY](random.Random(0))
     parts = AppParts(
         open_store=open_store,
-        policy=policy,
+        policy=policy or POLICIES[DEFAULT_POLICY](random.Random(0)),
+        held_s=held_s,
         secret=secret,
         worker_token=worker_token,
         cors_origins=cors_origins,

@@ -50,6 +50,8 @@ class WatchedIndex(FaultyIndex):
         self.next_answer: ApplyAnswer | None = None
         self.next_error: Exception | None = None
         self.refuses_batches = False
+        self.forgets = False
+        """Counts a batch and loses what it says."""
         self.num_renewals = 0
         self.loads: list[WorkerLoad] = []
 
@@ -79,7 +81,8 @@ class WatchedIndex(FaultyIndex):
         if self.next_answer is not None:
             answer, self.next_answer = self.next_answer, None
             return answer
-        answer = await super().apply(incarnation, batch, stored, removed)
+        said = ([], []) if self.forgets else (stored, removed)
+        answer = await super().apply(incarnation, batch, *said)
         if self.answers_to_lose:
             self.answers_to_lose -= 1
             raise IndexUnavailable("the answer was lost")
@@ -123,6 +126,11 @@ class World:
     def drop(self, *values: int) -> None:
         for value in values:
             self.changes.remove(value)
+        self.publisher.wake()
+
+    def repair(self, *values: int) -> None:
+        """Somebody read something wrong of these."""
+        self.changes.repair(self.publisher.incarnation, values)
         self.publisher.wake()
 
     def told(self) -> set[int]:

@@ -21,6 +21,9 @@ def generate(
     sampling: Sampling = GREEDY,
     stop_token_ids: Sequence[int] = (),
     choice: int = 0,
+    waited_s: float = 0.0,
+    predicted_hit_tokens: int | None = None,
+    predicted_for: int = 0,
 ) -> Generate:
     """A request as a proxy would send it."""
     return Generate(
@@ -32,6 +35,9 @@ def generate(
         stop_token_ids=tuple(stop_token_ids),
         choice=choice,
         max_tokens=max_tokens,
+        waited_s=waited_s,
+        predicted_hit_tokens=predicted_hit_tokens,
+        predicted_for=predicted_for,
     )
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+from prefixcache.errors import Unavailable
+from prefixcache.protocol import Generate
+from prefixcache.routing.slices import SLICE_S
 from proxy.load_ledger import LedgerEntry, LoadLedger
 from proxy.reservation import Reservation, ReservedChoice
 from proxy.tokenizer_fetch import Tokenizers
 from proxy.warnings_log import QuietLog
+from proxy.whereabouts import Whereabouts
 from proxy.worker_link import WorkerLink
+from proxy.worker_stream import Sink, WorkerStream
 from tests.support.worker_records import worker_record
 
 
@@ -20,7 +25,7 @@ def idle_link(
     record = worker_record(worker_id=worker_id, incarnation=incarnation, **fields)
     link = WorkerLink(record, cast(Tokenizers, None), cast(QuietLog, None))
     if clock is not None:
-        link.ledger = LoadLedger(clock)
+        link.ledger = LoadLedger(clock, slice_s=SLICE_S)
     return link
 
 
@@ -39,3 +44,35 @@ class RecordedChoice(ReservedChoice):
 
     def gone(self) -> None:
         self.calls.append("gone")
+
+
+class OneWorker(Whereabouts):
+    """Sends one frame on one stream, and knows of nowhere else."""
+
+    def __init__(self, stream: WorkerStream, frame: Generate, choice: ReservedChoice) -> None:
+        self.number = frame.choice
+        self._one = (stream, frame)
+        self._choice = choice
+
+    @property
+    def choice(self) -> ReservedChoice:
+        return self._choice
+
+    @property
+    def stream(self) -> WorkerStream:
+        return self._one[0]
+
+    @property
+    def sent(self) -> tuple[WorkerStream, Generate]:
+        return self._one
+
+    @property
+    def is_movable(self) -> bool:
+        return False
+
+    def send(self, sink: Sink) -> None:
+        stream, frame = self._one
+        stream.generate(frame, sink)
+
+    def send_elsewhere(self, sink: Sink, refusal: Unavailable) -> None:
+        raise refusal

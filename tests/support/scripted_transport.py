@@ -67,7 +67,7 @@ class ScriptedConnection:
     def ask(self, request: bytes = b"GET / HTTP/1.1\r\n\r\n", *, is_head: bool = False) -> ResponseLog:
         """Starts one request; its log is what the sink heard."""
         log = ResponseLog()
-        self.connection.start(request, log, log.over, is_head=is_head)
+        self.connection.start([request], log, log.over, is_head=is_head)
         return log
 
     def receive(self, *parts: bytes) -> None:

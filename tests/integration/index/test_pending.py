@@ -39,7 +39,7 @@ async def test_a_placed_request_is_pending_as_deep_as_the_prompts_are_equal(worl
     assert await world.index.commit(commit_of("place", 1, CHAIN, one)) == {}
     assert await pending(world, CHAIN) == {one: 20}
     assert await pending(world, FORK) == {one: 8}
-    assert await pending(world, CHAIN[:7]) == {one: 6}
+    assert await pending(world, CHAIN[:7]) == {one: 7}
     assert await pending(world, [*CHAIN, 1, 2, 3]) == {one: 16}
     assert await pending(world, UNRELATED) == {}
     assert (await world.index.match(CHAIN)).depths == {}

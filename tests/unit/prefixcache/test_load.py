@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from prefixcache.limits import LOAD_RECORD_S
 from prefixcache.load import (
@@ -20,6 +21,7 @@ from prefixcache.load import (
     IncarnationLoad,
     ProxyLoad,
     WorkerLoad,
+    by_class,
     decode_load,
     decode_loads,
     new_proxy_id,
@@ -45,7 +47,9 @@ WORKER_LOADS = st.builds(
     rest_s=F32,
     prefill_rate=RATES,
     inter_token_latency_s=F32,
+    sliced_s=st.tuples(*[F32] * NUM_WAITING_CLASSES),
     available_blocks=st.integers(0, 2**32 - 1),
+    free_blocks=st.none() | st.integers(0, 2**32 - 2),
     oldest_age_s=F32,
     is_draining=st.booleans(),
 )
@@ -57,8 +61,17 @@ PROXY_LOADS = st.builds(
     waiting_s=st.tuples(*[F32] * NUM_WAITING_CLASSES),
 )
 WORKER = WorkerLoad(
-    version=7, rest_s=2.5, prefill_rate=1e4, inter_token_latency_s=0.25, available_blocks=9, oldest_age_s=8.0
+    version=7,
+    rest_s=2.5,
+    sliced_s=(0.0, 0.0, 2.0, 0.0, 24.0),
+    prefill_rate=1e4,
+    inter_token_latency_s=0.25,
+    available_blocks=9,
+    free_blocks=4,
+    oldest_age_s=8.0,
 )
+FIRST_WORKER_BYTES = 38
+"""Of a worker's record as the first version wrote it: no `sliced_s`, no `free_blocks`."""
 PROXY_LOAD = ProxyLoad(version=3, running=2, prefilling_s=1.5, waiting_s=(0.0, 0.5, 0.0, 4.0, 64.0))
 
 
@@ -88,6 +101,11 @@ def test_what_passes_by_itself_is_counted_down_by_the_age() -> None:
     assert (late.worker.rest_s, late.proxies[PROXY_ID].prefilling_s) == (0.0, 0.0)
 
 
+def test_sums_by_class() -> None:
+    assert by_class([]) == NO_WAITING
+    assert by_class([0.25, 0.1, 16.5, 4.0, 2.0, 100.0]) == pytest.approx((0.35, 0.0, 6.0, 0.0, 116.5))
+
+
 def test_a_clock_that_went_back_makes_no_record_younger_than_new() -> None:
     load = decode_load_of({WORKER_WRITER: stored(WORKER)}, WRITTEN_MS - 500)
     assert load.worker == WORKER
@@ -104,11 +122,18 @@ def test_a_record_ends_at_its_millisecond() -> None:
 def test_unknown_format_and_a_short_record_are_left_out_and_a_longer_one_is_read(writer: bytes) -> None:
     record = stored(WORKER if writer == WORKER_WRITER else PROXY_LOAD)
     assert decode_load_of({writer: b"\2" + record[1:]}, WRITTEN_MS) == IncarnationLoad()
-    for length in range(len(record)):
+    for length in range(FIRST_WORKER_BYTES if writer == WORKER_WRITER else len(record)):
         assert decode_load_of({writer: record[:length]}, WRITTEN_MS) == IncarnationLoad()
     assert decode_load_of({writer: record + b"of a later version"}, WRITTEN_MS) == decode_load_of(
         {writer: record}, WRITTEN_MS
     )
+
+
+def test_a_worker_of_an_earlier_version_tells_less() -> None:
+    first = replace(WORKER, sliced_s=NO_WAITING, free_blocks=None)
+    for length in range(FIRST_WORKER_BYTES, len(stored(WORKER))):
+        assert decode_load_of({WORKER_WRITER: stored(WORKER)[:length]}, WRITTEN_MS).worker == first
+    assert decode_load_of({WORKER_WRITER: stored(first)}, WRITTEN_MS).worker == first
 
 
 def test_only_incarnations_with_a_record_that_counts_are_named() -> None:
@@ -148,7 +173,9 @@ def test_a_version_stands_until_the_record_ends() -> None:
 
 def test_bytes_of_a_record() -> None:
     """Fixed for ever: workers and proxies of several versions read each other."""
-    assert stored(WORKER) == struct.pack(">BQQffffIB", 1, END_MS, 7, 2.5, 1e4, 0.25, 8.0, 9, 0)
+    assert stored(WORKER) == struct.pack(
+        ">BQQffffIBI5f", 1, END_MS, 7, 2.5, 1e4, 0.25, 8.0, 9, 0, 4, 0.0, 0.0, 2.0, 0.0, 24.0
+    )
     assert stored(PROXY_LOAD) == struct.pack(">BQQIffffff", 1, END_MS, 3, 2, 1.5, 0.0, 0.5, 0.0, 4.0, 64.0)
 
 

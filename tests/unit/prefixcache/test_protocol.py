@@ -84,8 +84,11 @@ proxy_frames: st.SearchStrategy[Frame] = st.one_of(
         stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
         choice=counts,
         max_tokens=counts,
+        waited_s=seconds,
+        predicted_hit_tokens=st.none() | counts,
+        predicted_for=counts,
     ),
-    st.builds(Abort, id=names),
+    st.builds(Abort, id=names, if_waiting=st.booleans()),
 )
 worker_frames: st.SearchStrategy[Frame] = st.one_of(
     hellos,
@@ -108,9 +111,13 @@ worker_frames: st.SearchStrategy[Frame] = st.one_of(
         ),
     ),
     st.builds(
-        Fail, id=names, kind=st.sampled_from(["refused", "overloaded", "draining", "worker_fault"]), message=names
+        Fail,
+        id=names,
+        kind=st.sampled_from(["refused", "overloaded", "draining", "worker_fault"]),
+        message=names,
+        retry_after_s=seconds,
     ),
-    st.builds(Beat, incarnation=counts, step=counts, running=counts, waiting=counts),
+    st.builds(Beat, incarnation=counts, step=counts, running=counts, waiting=counts, prefilling=counts),
 )
 
 
@@ -171,7 +178,7 @@ def test_frame_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_unknown_fields_are_ignored() -> None:
     body = packed({"type": "abort", "id": "a", "if_waiting": True, "later": {"deep": [1]}})
-    assert protocol.decode_from_proxy(body) == Abort(id="a")
+    assert protocol.decode_from_proxy(body) == Abort(id="a", if_waiting=True)
 
 
 @pytest.mark.parametrize("content", [{"type": "from_the_future", "id": "a"}, {"type": "from_the_future", "x": [1, {}]}])
@@ -266,7 +273,20 @@ def test_the_hello_of_version_1_0_has_no_number_and_no_nonce() -> None:
     old = {"type": "hello", "namespace": "0" * 16}
     assert protocol.decode_from_proxy(packed(old)) == Hello(major=1, minor=0, namespace="0" * 16)
     now = Hello(major=protocol.MAJOR, minor=protocol.MINOR, namespace="0" * 16)
-    assert msgspec.msgpack.decode(body_of(now)) == {**old, "minor": 1}
+    assert msgspec.msgpack.decode(body_of(now)) == {**old, "minor": 2}
+
+
+def test_version_1_1_asks_and_tells_nothing_that_is_new_in_1_2() -> None:
+    """Frames as they were on the wire: what they do not say must mean what it meant then."""
+    generate = {"type": "generate", "id": "a", "root": 1, "prompt_ids": b"", "sampling": {"seed": 1}, "max_tokens": 1}
+    request = protocol.decode_from_proxy(packed(generate))
+    assert isinstance(request, Generate)
+    assert (request.waited_s, request.predicted_hit_tokens, request.predicted_for) == (0.0, None, 0)
+    assert protocol.decode_from_proxy(packed({"type": "abort", "id": "a"})) == Abort(id="a", if_waiting=False)
+    beat = {"type": "beat", "incarnation": 5, "step": 4, "running": 2, "waiting": 1}
+    assert protocol.decode_from_worker(packed(beat)) == Beat(incarnation=5, step=4, running=2, waiting=1, prefilling=0)
+    fail = protocol.decode_from_worker(packed({"type": "fail", "id": "a", "kind": "overloaded", "message": "full"}))
+    assert isinstance(fail, Fail) and fail.retry_after_s == 0.0
 
 
 def test_hello_must_agree_on_major_version_and_namespace() -> None:

@@ -24,22 +24,22 @@ fleets = st.lists(st.tuples(small, small, small), min_size=1, max_size=8).map(
 
 
 def test_one_longest_match_wins_whatever_its_load() -> None:
-    busy = WorkerSnapshot(worker_id="b", hit_tokens=128, ahead_s=99.0, num_waiting=99, num_running=99)
+    busy = WorkerSnapshot(worker_id="b", hit_tokens=128, rest_s=99.0, num_waiting=99, num_running=99)
     decision = LongestPrefix(random.Random(1)).choose(REQUEST, [worker("a", 64), busy])
     assert (decision.worker_id, decision.reason, decision.hit_tokens) == ("b", "longest_prefix", 128)
     assert decision.scores == {"a": 64.0, "b": 128.0}
 
 
-def test_shared_longest_match_goes_to_the_least_waiting_then_least_running() -> None:
+def test_a_shared_longest_match_goes_to_the_fewest_requests() -> None:
     policy = LongestPrefix(random.Random(1))
-    fleet = [worker("a", 64, 2, 0), worker("b", 64, 1, 9), worker("c", 64, 1, 8), worker("d", 0, 0, 0)]
+    fleet = [worker("a", 64, 2, 8), worker("b", 64, 1, 9), worker("c", 64, 4, 4), worker("d", 0, 0, 0)]
     decision = policy.choose(REQUEST, fleet)
     assert (decision.worker_id, decision.reason) == ("c", "longest_prefix")
 
 
-def test_without_a_match_the_least_waiting_wins() -> None:
-    decision = LongestPrefix(random.Random(1)).choose(REQUEST, [worker("a", 0, 1), worker("b", 0, 0, 5)])
-    assert (decision.worker_id, decision.reason, decision.hit_tokens) == ("b", "no_prefix", 0)
+def test_without_a_match_the_fewest_requests_win() -> None:
+    decision = LongestPrefix(random.Random(1)).choose(REQUEST, [worker("a", 0, 1), worker("b", 0, 2, 5)])
+    assert (decision.worker_id, decision.reason, decision.hit_tokens) == ("a", "no_prefix", 0)
 
 
 def test_no_worker_is_an_error() -> None:
@@ -53,11 +53,7 @@ def test_choice_is_never_worse_than_another_worker(fleet: list[WorkerSnapshot], 
     chosen = next(snapshot for snapshot in fleet if snapshot.worker_id == decision.worker_id)
     assert decision.hit_tokens == chosen.hit_tokens
     for other in fleet:
-        assert (-chosen.hit_tokens, chosen.num_waiting, chosen.num_running) <= (
-            -other.hit_tokens,
-            other.num_waiting,
-            other.num_running,
-        )
+        assert (-chosen.hit_tokens, chosen.num_requests) <= (-other.hit_tokens, other.num_requests)
 
 
 @given(fleets)

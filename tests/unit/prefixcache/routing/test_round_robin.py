@@ -23,7 +23,7 @@ def test_every_worker_has_its_turn_whatever_order_they_come_in() -> None:
 def test_load_and_prefixes_do_not_count() -> None:
     policy = RoundRobin(random.Random(1))
     workers = [
-        WorkerSnapshot(worker_id="a", ahead_s=60.0, num_waiting=9),
+        WorkerSnapshot(worker_id="a", rest_s=60.0, num_waiting=9),
         WorkerSnapshot(worker_id="b", hit_tokens=960),
     ]
     decisions = [policy.choose(REQUEST, workers) for _ in range(2)]
