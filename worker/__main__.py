@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from random import Random
 from types import FrameType
+from typing import get_args
 
 import click
 import uvloop
@@ -22,6 +23,7 @@ from prefixcache.config import ENVIRONMENT_PREFIX, settings_command, worker_toke
 from prefixcache.cpu import usable_cores
 from prefixcache.errors import ConfigError
 from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, byte_tokenizer_files
+from prefixcache.routing.order import Order
 from prefixcache.store import RedisStore
 from prefixcache.worker_token import check_token
 from worker.config import (
@@ -109,6 +111,12 @@ def _sim_options(function: Callable[..., None]) -> Callable[..., None]:
     metavar="N",
     help="Most tokens of prompt and answer.  [default: what model and KV blocks allow]",
 )
+@click.option(
+    "--order",
+    default="mean",
+    type=click.Choice(get_args(Order)),
+    help="What is kept low of the times to the first token: the mean, or the longest at the price of the mean.",
+)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: all usable cores]")
 @click.option("--key-prefix", default="prefixcache", metavar="TEXT", help="First part of every Redis key.")
 @worker_token_option
@@ -125,6 +133,7 @@ def main(
     kv_memory: str,
     num_blocks: int | None,
     max_model_len: int | None,
+    order: Order,
     threads: int | None,
     key_prefix: str,
     worker_token: str | None,
@@ -143,6 +152,7 @@ def main(
             listen=parse_address(listen, setting="--listen"),
             advertise=parse_address(advertise, setting="--advertise", least_port=1) if advertise else None,
             served_names=served_model_name,
+            order=order,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             key_prefix=key_prefix,
@@ -252,6 +262,7 @@ async def _serve(config: WorkerConfig, model: ServedModel, runner: Runner, bound
             open_index=store.index,
             registry=store.registry(),
             random=Random(),
+            order=config.order,
             worker_token=config.worker_token,
         ) as worker,
     ):

@@ -23,7 +23,7 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prefixcache.errors import IntegrityError
 from worker.index_changes import IndexChanges
@@ -36,10 +36,10 @@ class Block:
     id: int
     ref_count: int = 0
     hash: int | None = None
-    parent: Block | None = None
+    parent: Block | None = field(default=None, repr=False)
     """None for the first block of a prefix."""
     root: int = 0
-    token_ids: bytes = b""
+    token_ids: bytes = field(default=b"", repr=False)
     depth: int = 0
     """Blocks before it in its prefix."""
     num_children: int = 0
@@ -103,6 +103,11 @@ class BlockPool:
         return len(self._by_hash)
 
     @property
+    def version(self) -> int:
+        """Grows with every block that becomes findable and with every one that is evicted."""
+        return len(self._by_hash) + 2 * self.num_evictions
+
+    @property
     def evicted_next_used_at(self) -> float | None:
         """When the block that is evicted next was used last; None if none can be. Cheap: one look, as a rule."""
         block = self._next_evicted()
@@ -124,6 +129,13 @@ class BlockPool:
         if block is None or not block.is_continuation(parent, root, token_ids):
             return None
         return block.id
+
+    def is_findable(self, value: int) -> bool:
+        """Whether a block stands under that chained hash, so that those before it in the chain do, too.
+
+        For estimates: whether it may be reused is for `find` to say, which looks at its content.
+        """
+        return value in self._by_hash
 
     def hold(self, block_ids: Iterable[int]) -> None:
         """Takes a reference on each block."""
@@ -245,42 +257,53 @@ class BlockPool:
     def _check_states(self, tables: Iterable[Sequence[int]]) -> None:
         users = Counter(block_id for table in tables for block_id in table)
         free = set(self._free)
-        _require(len(free) == len(self._free), f"a block is twice in the free list: {sorted(self._free)}")
+        if len(free) != len(self._free):
+            raise IntegrityError(f"a block is twice in the free list: {sorted(self._free)}")
         for block in self._blocks:
-            _require(block.ref_count == users[block.id], f"{block} has {users[block.id]} users, not {block.ref_count}")
+            if block.ref_count != users[block.id]:
+                raise IntegrityError(f"{block} has {users[block.id]} users, not {block.ref_count}")
             is_free = block.hash is None and not block.ref_count
-            _require(is_free == (block.id in free), f"{block} is wrongly in or not in the free list")
+            if is_free != (block.id in free):
+                raise IntegrityError(f"{block} is wrongly in or not in the free list")
         idle = sum(block.hash is not None and not block.ref_count for block in self._blocks)
         in_use = sum(block.ref_count > 0 for block in self._blocks)
-        _require(idle == self._num_idle, f"{idle} blocks are idle, counted {self._num_idle}")
-        _require(len(free) + idle + in_use == len(self._blocks), f"{len(free)} free + {idle} idle + {in_use} in use")
+        if idle != self._num_idle:
+            raise IntegrityError(f"{idle} blocks are idle, counted {self._num_idle}")
+        if len(free) + idle + in_use != len(self._blocks):
+            raise IntegrityError(f"{len(free)} free + {idle} idle + {in_use} in use")
 
     def _check_tree(self) -> None:
         registered = [block for block in self._blocks if block.hash is not None]
         children = Counter(block.parent.id for block in registered if block.parent is not None)
-        _require(len(registered) == len(self._by_hash), "hash table and blocks differ in number")
+        if len(registered) != len(self._by_hash):
+            raise IntegrityError("hash table and blocks differ in number")
         for block in self._blocks:
-            _require(block.num_children == children[block.id], f"{block.id} has {children[block.id]} children")
+            if block.num_children != children[block.id]:
+                raise IntegrityError(f"{block.id} has {children[block.id]} children")
         for block in registered:
             assert block.hash is not None
-            _require(self._by_hash.get(block.hash) is block, f"hash {block.hash:x} does not lead to block {block.id}")
-            _require((block.parent is None) == (block.depth == 0), f"block {block.id}: depth {block.depth}")
+            if self._by_hash.get(block.hash) is not block:
+                raise IntegrityError(f"hash {block.hash:x} does not lead to block {block.id}")
+            if (block.parent is None) != (block.depth == 0):
+                raise IntegrityError(f"block {block.id}: depth {block.depth}")
             if (parent := block.parent) is not None:
-                _require(parent.hash is not None, f"block {block.id}: its parent {parent.id} is not registered")
-                _require(parent.registered_at < block.registered_at, f"block {block.id} is older than its parent")
-                _require(parent.depth + 1 == block.depth, f"block {block.id}: depth {block.depth}")
-                _require(parent.root == block.root, f"block {block.id} has another root than its parent")
-                _require(bool(parent.ref_count) or not block.ref_count, f"block {block.id} in use, its parent idle")
+                if parent.hash is None:
+                    raise IntegrityError(f"block {block.id}: its parent {parent.id} is not registered")
+                if parent.registered_at >= block.registered_at:
+                    raise IntegrityError(f"block {block.id} is older than its parent")
+                if parent.depth + 1 != block.depth:
+                    raise IntegrityError(f"block {block.id}: depth {block.depth}")
+                if parent.root != block.root:
+                    raise IntegrityError(f"block {block.id} has another root than its parent")
+                if block.ref_count and not parent.ref_count:
+                    raise IntegrityError(f"block {block.id} in use, its parent idle")
         held = {block.hash for block in registered if self._ends_index_block(block)}
-        _require(held == self.index_changes.held(), "the index changes know other hashes than the blocks")
+        if held != self.index_changes.held():
+            raise IntegrityError("the index changes know other hashes than the blocks")
 
     def _check_eviction_order(self) -> None:
         entries = set(self._leaves)
         for block in self._blocks:
             listed = (block.last_use, -block.depth, block.id) in entries
-            _require(listed or not block.is_evictable, f"block {block.id} is evictable and not in the heap")
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise IntegrityError(message)
+            if block.is_evictable and not listed:
+                raise IntegrityError(f"block {block.id} is evictable and not in the heap")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prefixcache.errors import ConfigError
 from prefixcache.registry import WORKER_ID_PATTERN
+from prefixcache.routing.order import Order
 from worker.sim_costs import CostModel
 
 _MEMORY_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -65,6 +66,8 @@ class WorkerConfig:
     advertise: Address | None
     served_names: tuple[str, ...]
     """Empty for the name of the model."""
+    order: Order
+    """What goes first of the requests that wait."""
     num_blocks: int | None
     """None for what fits into the memory given, or for the simulation's own number."""
     max_model_len: int | None

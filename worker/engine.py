@@ -15,24 +15,29 @@ What goes wrong stays where it happened:
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from threading import Condition, Thread
 from typing import get_args
 
-from prefixcache.errors import Unavailable
-from prefixcache.limits import ENGINE_STOP_TIMEOUT_S, MAX_WAITING_REQUESTS
+from prefixcache.errors import Overloaded, Unavailable
+from prefixcache.limits import ENGINE_STOP_TIMEOUT_S, MAX_WAITING_REQUESTS, RETRY_AFTER_MOST_S, RETRY_AFTER_S
 from prefixcache.load import WorkerLoad
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.protocol import End, EndReason, Fail, FailKind, Generate, Started, StepEntry
+from prefixcache.routing.order import Order
 from prefixcache.types import INDEX_STRIDE
 from worker.block_pool import BlockPool
+from worker.engine_load import EngineLoad
 from worker.index_changes import IndexChanges
 from worker.pace import Pace
+from worker.prediction_check import PredictionCheck
 from worker.runner import Drawn, Runner, RunnerLimits, StepShare
-from worker.scheduler import PlannedShare, Scheduler, StepPlan
+from worker.scheduler import Scheduler
 from worker.sequence import Sequence
+from worker.step_plan import PlannedShare, StepPlan
 from worker.workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -41,16 +46,6 @@ Owner = Hashable
 """Whoever submits: its requests' ids are its own, and their events come back under its name."""
 
 Event = Started | StepEntry | End | Fail
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """How busy the engine is."""
-
-    step: int
-    """Counts finished steps."""
-    running: int
-    waiting: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +73,7 @@ class Engine:
         metrics: WorkerMetrics,
         on_output: Callable[[StepOutput], None],
         stride: int = INDEX_STRIDE,
+        order: Order = "mean",
         max_waiting: int = MAX_WAITING_REQUESTS,
         checks_integrity: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -92,7 +88,8 @@ class Engine:
         self._checks_integrity = checks_integrity
         self._clock = clock
         self._pool = BlockPool(limits.num_blocks, stride=stride, clock=clock)
-        self._scheduler = Scheduler(self._pool, block_size=limits.block_size)
+        self._scheduler = Scheduler(self._pool, block_size=limits.block_size, order=order)
+        self._predictions = PredictionCheck(self.index_changes, metrics, block_size=limits.block_size, stride=stride)
         self._pace = Pace()
         self._events: list[tuple[Owner, Event]] = []
         self._num_steps = 0
@@ -100,11 +97,11 @@ class Engine:
 
         self._condition = Condition()
         self._submitted: list[Sequence] = []
-        self._aborted: list[tuple[Owner, str | None]] = []
+        self._aborted: list[tuple[Owner, str | None, bool]] = []
         self._stopping = False
         self._failure: Exception | None = None
-        self._load = EngineLoad(step=0, running=0, waiting=0)
-        self._workload = Workload(available_blocks=limits.num_blocks)
+        self._load = EngineLoad(step=0, running=0, waiting=0, prefilling=0)
+        self._workload = Workload(available_blocks=limits.num_blocks, free_blocks=limits.num_blocks)
         self._thread = Thread(target=self._run, name="step", daemon=True)
 
     # --- for other threads ----------------------------------------------------------------------------------
@@ -140,10 +137,10 @@ class Engine:
         self._thread.start()
 
     def submit(self, owner: Owner, request: Generate) -> int:
-        """Queues a request and returns how many wait before it. Its id must not be live for this owner.
+        """Queues a request and returns how many wait already. Its id must not be live for this owner.
 
-        Raises InvalidRequest or ContextLengthExceeded for what can never be served, Unavailable if too many wait or
-        the engine is ending.
+        Raises InvalidRequest or ContextLengthExceeded for what can never be served, Overloaded if too many wait,
+        Unavailable if the engine is ending.
         """
         sequence = Sequence(owner, request, self.limits, arrived_at=self._clock())
         with self._condition:
@@ -151,15 +148,27 @@ class Engine:
                 raise Unavailable("the worker is shutting down")
             position = self._current_load().waiting
             if position >= self._max_waiting:
-                raise Unavailable(f"{position} requests wait already, the limit is {self._max_waiting}")
+                raise self._overloaded(position)
             self._submitted.append(sequence)
             self._condition.notify()
         return position
 
-    def abort(self, owner: Owner, request_id: str | None = None) -> None:
-        """Ends a request, or without an id all of this owner's. One that has ended already is passed over."""
+    def _overloaded(self, num_waiting: int) -> Overloaded:
+        submitted_tokens = sum(sequence.num_tokens for sequence in self._submitted)
+        workload = replace(self._workload, waiting_tokens=self._workload.waiting_tokens + submitted_tokens)
+        again_s = min(max(math.ceil(workload.ahead_s(self._clock())), RETRY_AFTER_S), RETRY_AFTER_MOST_S)
+        return Overloaded(
+            f"{num_waiting} requests wait already, the limit is {self._max_waiting}; try again in {again_s} s",
+            retry_after_s=again_s,
+        )
+
+    def abort(self, owner: Owner, request_id: str | None = None, *, if_waiting: bool = False) -> None:
+        """Ends a request, or without an id all of this owner's. One that has ended already is passed over.
+
+        `if_waiting`: so is one that has started, also if it lost its blocks and waits again.
+        """
         with self._condition:
-            self._aborted.append((owner, request_id))
+            self._aborted.append((owner, request_id, if_waiting))
             self._condition.notify()
 
     def stop(self) -> None:
@@ -177,7 +186,7 @@ class Engine:
 
     def _current_load(self) -> EngineLoad:
         load = self._load
-        return EngineLoad(step=load.step, running=load.running, waiting=load.waiting + len(self._submitted))
+        return replace(load, waiting=load.waiting + len(self._submitted)) if self._submitted else load
 
     # --- the step thread ------------------------------------------------------------------------------------
 
@@ -210,14 +219,20 @@ class Engine:
             for sequence in submitted:
                 self._scheduler.add(sequence)
             self._note_load()
-        for owner, request_id in aborted:
+        for owner, request_id, if_waiting in aborted:
             for sequence in self._scheduler.of_owner(owner, request_id):
-                self._end(sequence, "aborted")
+                if not (if_waiting and sequence.started_at is not None):
+                    self._end(sequence, "aborted")
         return not self._stopping
 
     def _note_load(self) -> None:
         scheduler = self._scheduler
-        self._load = EngineLoad(step=self._num_steps, running=len(scheduler.running), waiting=len(scheduler.waiting))
+        self._load = EngineLoad(
+            step=self._num_steps,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            prefilling=scheduler.num_prefilling,
+        )
 
     def _note_workload(self, chunk_tokens: int = 0, step_began_at: float | None = None) -> None:
         """Of a step that begins, or of the time between two."""
@@ -227,7 +242,10 @@ class Engine:
             prefill_tokens=self._scheduler.prefill_tokens,
             chunk_tokens=chunk_tokens,
             step_began_at=step_began_at,
+            sliced_tokens=self._scheduler.sliced_tokens,
+            waiting_tokens=self._scheduler.waiting_tokens,
             available_blocks=self._pool.num_available,
+            free_blocks=self._pool.num_free,
             evicted_next_used_at=self._pool.evicted_next_used_at,
         )
         with self._condition:
@@ -235,13 +253,14 @@ class Engine:
 
     def _step(self) -> None:
         began = self._clock()
-        plan = self._scheduler.schedule()
+        plan = self._scheduler.schedule(now=began, prefill_rate=self._pace.prefill_rate or None)
         self._note_workload(plan.chunk_tokens, began)
         for sequence in plan.admitted:
             if sequence.started_at is None:
                 sequence.started_at = began
                 self.metrics.request_queue_time.observe(began - sequence.arrived_at)
                 self._report(sequence, Started(id=sequence.id, cached_tokens=sequence.cached_tokens))
+                self._predictions.check(sequence)
         self.metrics.preemptions.inc(len(plan.preempted))
         for sequence in plan.preempted:
             logger.info("request %s lost its blocks and will begin again", sequence.id)

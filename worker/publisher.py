@@ -31,6 +31,7 @@ from prefixcache.limits import (
     LEASE_RENEWAL_S,
     LEASE_S,
     MAX_APPLY_HASHES,
+    PUBLISH_PAUSE_S,
     REANNOUNCE_JITTER_S,
 )
 from prefixcache.load import WorkerLoad
@@ -70,6 +71,7 @@ class Publisher:
         reannounce_jitter_s: float = REANNOUNCE_JITTER_S,
         renewal_s: float = LEASE_RENEWAL_S,
         retry_s: float = INDEX_RETRY_S,
+        pause_s: float = PUBLISH_PAUSE_S,
         check_s: float = INDEX_CHECK_S,
     ) -> None:
         """The record's incarnation is filled in here, at each registration; version and draining of the load, too."""
@@ -83,6 +85,7 @@ class Publisher:
         self._reannounce_jitter_s = reannounce_jitter_s
         self._renewal_s = renewal_s
         self._retry_s = retry_s
+        self._pause_s = pause_s
         self._check_s = check_s
 
         self._incarnation: int | None = None
@@ -169,20 +172,16 @@ class Publisher:
             await self._sleep()
 
     async def _sleep(self) -> None:
-        """Until there is something to send, or the lease is due."""
-        loop = asyncio.get_running_loop()
-        due = self._renew_at
-        if self._unanswered is not None or self._changes:
-            due = min(due, self._publish_at)
+        """Until there is something to send and time to send it, or the lease is due."""
         self._woken.clear()
-        if loop.time() < self._publish_at:
-            await asyncio.sleep(max(due - loop.time(), 0))
-            return
-        try:
-            async with asyncio.timeout_at(due):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
+        if self._unanswered is None and not self._changes:
+            try:
+                async with asyncio.timeout_at(self._renew_at):
+                    await self._woken.wait()
+            except TimeoutError:
+                return
+        due = min(self._renew_at, self._publish_at)
+        await asyncio.sleep(max(due - asyncio.get_running_loop().time(), 0))
 
     async def _register(self) -> None:
         while True:
@@ -195,7 +194,7 @@ class Publisher:
         self._note("lease", None)
         self._incarnation, self._index_id = registration.incarnation, registration.index_id
         self._next_number, self._unanswered = 1, None
-        self._changes.restart()
+        self._changes.restart(registration.incarnation)
         await self._announce()
         logger.info("registered as incarnation %d of namespace %s", self.incarnation, self._record.namespace)
 
@@ -266,7 +265,8 @@ class Publisher:
             raise _IncarnationLost(f"batch {batch.number} was answered {answer.status}")
         self._unanswered = None
         self._next_number = batch.number + 1
-        self._check_at = asyncio.get_running_loop().time() + self._check_s
+        now = asyncio.get_running_loop().time()
+        self._publish_at, self._check_at = now + self._pause_s, now + self._check_s
         self._metrics.published_hashes.labels("stored").inc(len(batch.stored))
         self._metrics.published_hashes.labels("removed").inc(len(batch.removed))
 

@@ -37,6 +37,10 @@ def check_request(request: Generate, limits: RunnerLimits) -> tuple[array[int], 
     _check_length(request, len(prompt), len(output), limits.max_model_len)
     _check_range("root", request.root, 0, 2**64 - 1)
     _check_range("choice", request.choice, 0, 2**64 - 1)
+    if not 0 <= request.waited_s < _INFINITY:
+        raise InvalidRequest(f"waited_s is {request.waited_s}, not a finite number >= 0", param="waited_s")
+    if request.predicted_hit_tokens is not None:
+        _check_range("predicted_hit_tokens", request.predicted_hit_tokens, 0, len(prompt))
     _check_count("stop_token_ids", len(request.stop_token_ids), MAX_STOP_TOKEN_IDS)
     for token in request.stop_token_ids:
         _check_id("stop_token_ids", token, limits.vocab_size)

@@ -40,6 +40,8 @@ class Sequence:
         self.num_prompt_tokens = len(prompt)
         self.num_continued_tokens = len(output)
         """Output tokens that another worker generated."""
+        self.predicted_hit_tokens = request.predicted_hit_tokens
+        self.predicted_for = request.predicted_for
 
         self.block_table: list[int] = []
         self.num_computed_tokens = 0
@@ -49,6 +51,8 @@ class Sequence:
         self.prefilled_tokens = 0
         self.num_preemptions = 0
         self.arrived_at = arrived_at
+        self.waiting_since = arrived_at - request.waited_s
+        """On the same clock, the time at the proxy included: by it requests are ordered."""
         self.started_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None

@@ -28,7 +28,8 @@ from prefixcache.limits import (
 from prefixcache.protocol import MAJOR, MINOR, Beat, Hello
 from prefixcache.worker_token import Exchange, new_nonce
 from worker.config import Address
-from worker.engine import Engine, EngineLoad, Event, StepOutput
+from worker.engine import Engine, Event, StepOutput
+from worker.engine_load import EngineLoad
 from worker.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Server:
         self._max_backlog_bytes = max_backlog_bytes
         self._streams: set[Stream] = set()
         self._undecided: set[_Undecided] = set()
-        self._num_waiting = 0
+        self._owes_first_tokens = False
 
     @asynccontextmanager
     async def listen(self, app: web.Application, bound: socket.socket) -> AsyncIterator[Address]:
@@ -141,9 +142,10 @@ class Server:
             except Exception:
                 logger.exception("stream from %s cut: its events could not be delivered", stream.peer)
                 stream.abort()
-        if self._num_waiting and not output.load.waiting:
+        owes_first_tokens = output.load.waiting + output.load.prefilling > 0
+        if self._owes_first_tokens and not owes_first_tokens:
             self._beat(output.load)
-        self._num_waiting = output.load.waiting
+        self._owes_first_tokens = owes_first_tokens
 
     # --- StreamOwner ----------------------------------------------------------------------------------------
 
@@ -180,7 +182,13 @@ class Server:
             await asyncio.sleep(BEAT_INTERVAL_S)
 
     def _beat(self, load: EngineLoad) -> None:
-        beat = Beat(incarnation=self._incarnation(), step=load.step, running=load.running, waiting=load.waiting)
+        beat = Beat(
+            incarnation=self._incarnation(),
+            step=load.step,
+            running=load.running,
+            waiting=load.waiting,
+            prefilling=load.prefilling,
+        )
         for stream in [*self._streams]:
             if stream.is_open:
                 stream.send(beat)

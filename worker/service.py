@@ -15,6 +15,7 @@ from prefixcache.index.base import PrefixIndex
 from prefixcache.limits import INDEX_CHECK_S, REANNOUNCE_JITTER_S
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.registry import Registry, WorkerRecord
+from prefixcache.routing.order import Order
 from prefixcache.types import INDEX_STRIDE
 from worker.config import Address, advertised
 from worker.engine import Engine, StepOutput
@@ -72,6 +73,7 @@ async def serve(
     open_index: Callable[[str], PrefixIndex],
     registry: Registry,
     random: Random,
+    order: Order = "mean",
     worker_token: bytes | None = None,
     checks_integrity: bool = False,
     reannounce_jitter_s: float = REANNOUNCE_JITTER_S,
@@ -99,6 +101,7 @@ async def serve(
         runner,
         metrics=metrics,
         on_output=lambda output: _in_loop(loop, take_output, output),
+        order=order,
         checks_integrity=checks_integrity,
     )
     server = Server(

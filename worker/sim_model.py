@@ -72,11 +72,15 @@ _FOLLOWING = _letters_by_beginning()
 
 
 def next_logits(context: bytes, output: Sequence[int]) -> dict[int, float]:
+    """Those after a whole sequence, packed; see `logits_after`."""
+    return logits_after(xxhash.xxh3_64_digest(context), output)
+
+
+def logits_after(digest: bytes, output: Sequence[int]) -> dict[int, float]:
     """Logits of the tokens that may follow, by id in ascending order; of all others FLOOR_LOGIT.
 
-    `context`: the whole sequence, packed; `output`: its tail that was generated, of which the last word counts.
+    `digest`: xxh3_64 of the whole sequence, packed. `output`: what of it was generated; its last word counts.
     """
-    digest = xxhash.xxh3_64_digest(context)
     ends = _LAST_SENTENCE if len(output) >= ANSWER_TOKENS else 0.0
     logits: dict[int, float] = {}
     for token, preference in sorted(_candidates(output).items()):

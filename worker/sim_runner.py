@@ -1,6 +1,6 @@
 """The simulated engine's runner: real blocks and real time, no tensors.
 
-    write the shares' tokens into blocks -> read each sequence back through its table -> draw -> sleep out the step
+    write the shares' tokens into blocks -> read the sequences back through their tables -> draw -> sleep out the step
 
 A product, not a test double: with real scheduler, block pool, publisher and protocol around it, many workers on one
 machine behave as a fleet would whose steps take what the cost model says.
@@ -8,15 +8,17 @@ machine behave as a fleet would whose steps take what the cost model says.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 from prefixcache.errors import ConfigError
 from prefixcache.types import KV_BLOCK_SIZE, unpack_tokens
 from worker.runner import Drawn, Runner, RunnerLimits, SampleSpec, StepShare
+from worker.sim_context import SimContexts
 from worker.sim_costs import CostModel
-from worker.sim_kv import SimKV
-from worker.sim_model import VOCAB_SIZE, next_logits
+from worker.sim_kv import ID_BYTES, SimKV
+from worker.sim_model import VOCAB_SIZE, logits_after
 from worker.sim_sampler import draw
 
 DEFAULT_NUM_BLOCKS = 16_384
@@ -25,6 +27,10 @@ DEFAULT_MAX_MODEL_LEN = 131_072
 
 _KV_BYTES_PER_TOKEN = 4
 """A token's id is all that is kept of it."""
+
+_MOST_LATE_S = 0.05
+"""What a step that goes on with the last one's sequences makes up for: the engine's own work between two steps, which
+a real one does while it computes, and its waits for a core of this machine. After a longer one, time is lost."""
 
 ForcedTokens = Callable[[Sequence[int], int], int | None]
 """(prompt, index of the output token) -> the token to draw, or None to leave it to the model."""
@@ -53,9 +59,12 @@ class SimRunner(Runner):
             )
         self._costs = costs
         self._kv = SimKV(num_blocks=num_blocks, block_size=block_size)
+        self._contexts = SimContexts(self._kv, block_size=block_size)
         self._forced = forced
         self._clock = clock
         self._sleep = sleep
+        self._ends_at = -math.inf
+        """When the last step was to end."""
         self.limits = RunnerLimits(
             block_size=block_size,
             num_blocks=num_blocks,
@@ -65,9 +74,12 @@ class SimRunner(Runner):
         )
 
     def execute(self, shares: Sequence[StepShare]) -> list[Drawn | Exception | None]:
-        ends_at = self._clock() + self._costs.step_s(shares)
+        began_at = self._clock()
+        if self._contexts.step(shares) and began_at - self._ends_at < _MOST_LATE_S:
+            began_at = self._ends_at
+        self._ends_at = began_at + self._costs.step_s(shares)
         results = [self._compute(share) for share in shares]
-        left_s = ends_at - self._clock()
+        left_s = self._ends_at - self._clock()
         if left_s > 0:
             self._sleep(left_s)
         return results
@@ -81,8 +93,9 @@ class SimRunner(Runner):
             return error
 
     def _draw(self, share: StepShare, spec: SampleSpec) -> Drawn:
-        context = self._kv.read(share)
-        tokens = unpack_tokens(context)
-        prompt, output = tokens[: len(tokens) - spec.index], tokens[len(tokens) - spec.index :]
-        forced = self._forced(prompt, spec.index) if self._forced is not None else None
-        return draw(next_logits(context, output), spec, forced=forced)
+        context = self._contexts.after(share, spec.index)
+        forced = None
+        if self._forced is not None:
+            whole = self._kv.read(share)
+            forced = self._forced(unpack_tokens(whole[: len(whole) - ID_BYTES * spec.index]), spec.index)
+        return draw(logits_after(context.digest, context.output), spec, forced=forced)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import Protocol, cast
 
-from prefixcache.errors import ProtocolError, RequestError, Unavailable
+from prefixcache.errors import Overloaded, ProtocolError, RequestError, Unavailable
 from prefixcache.limits import HELLO_TIMEOUT_S, MAX_HELLO_BYTES, MAX_PROXY_BACKLOG_BYTES
 from prefixcache.protocol import (
     Abort,
@@ -147,7 +147,7 @@ class Stream(asyncio.Protocol):
             case Generate():
                 self._generate(frame)
             case Abort():
-                self._owner.engine.abort(self, frame.id)
+                self._owner.engine.abort(self, frame.id, if_waiting=frame.if_waiting)
 
     def _greet(self, theirs: Hello) -> None:
         mine, exchange = self._owner.hello(theirs.nonce)
@@ -172,7 +172,7 @@ class Stream(asyncio.Protocol):
         except RequestError as error:
             self._turn_away(request.id, "refused", error)
         except Unavailable as error:
-            self._turn_away(request.id, "overloaded" if self._owner.engine.is_serving else "draining", error)
+            self._turn_away(request.id, "overloaded" if isinstance(error, Overloaded) else "draining", error)
         except Exception as error:
             logger.exception("request %s could not be taken", request.id)
             self._turn_away(request.id, "worker_fault", error)
@@ -182,7 +182,8 @@ class Stream(asyncio.Protocol):
 
     def _turn_away(self, request_id: str, kind: FailKind, error: Exception) -> None:
         self._owner.engine.metrics.requests.labels(kind).inc()
-        self.send(Fail(id=request_id, kind=kind, message=str(error)))
+        retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else None
+        self.send(Fail(id=request_id, kind=kind, message=str(error), retry_after_s=retry_after_s or 0.0))
 
     # --- to the proxy ---------------------------------------------------------------------------------------
 

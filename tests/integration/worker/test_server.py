@@ -306,7 +306,7 @@ async def test_beats_come_by_themselves_and_count_steps(monkeypatch: pytest.Monk
         assert (await client.beat()).step == running.runner.num_steps
 
 
-async def test_a_beat_comes_at_once_when_the_waiting_queue_empties(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_beat_comes_at_once_when_no_first_token_is_owed_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.server.BEAT_INTERVAL_S", 1_000.0)
     async with running_worker() as running, connected(running.address, namespace=running.record.namespace) as client:
         running.runner.pause()
@@ -316,7 +316,16 @@ async def test_a_beat_comes_at_once_when_the_waiting_queue_empties(monkeypatch: 
         await eventually(lambda: running.engine.load.waiting == 1)
         running.runner.resume()
         beat = await client.beat()
-        assert beat.waiting == 0
+        assert (beat.waiting, beat.prefilling) == (0, 0)
+
+
+async def test_no_beat_says_that_it_is_idle_while_a_long_prompt_is_prefilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.server.BEAT_INTERVAL_S", 1_000.0)
+    async with running_worker() as running, connected(running.address, namespace=running.record.namespace) as client:
+        client.send(generate("a", [3] * 2_000, max_tokens=20))
+        beat = await client.beat()
+        assert (beat.running, beat.waiting, beat.prefilling) == (1, 0, 0)
+        assert beat.step >= 4, "2,000 tokens are four steps"
 
 
 # --- HTTP on the same port --------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import aiohttp
 import psutil
+import pytest
 
 from prefixcache.cli.children import spawn
 from prefixcache.cli.programs import program_command
-from prefixcache.protocol import End
+from prefixcache.protocol import End, Started
 from prefixcache.registry import WorkerRecord
 from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, BYTE_VOCAB_SIZE, byte_tokenizer_files
 from prefixcache.store import RedisStore
@@ -90,6 +91,25 @@ async def test_requests_take_the_time_that_the_cost_model_gives_them(valkey: Ser
     assert cached.usage.prefill_s >= uncached_tokens * 500e-6
     assert cached.usage.prefill_s < cold.usage.prefill_s
     assert min(cold.usage.decode_s, cached.usage.decode_s) >= 10 * 0.030
+
+
+@pytest.mark.parametrize(("order", "started_first"), [("mean", "short"), ("tail", "long")])
+async def test_the_order_that_was_set_decides_who_goes_first(
+    valkey: Server, tmp_path: Path, order: str, started_first: str
+) -> None:
+    """By the mean 0.75 s after a wait of 3 s come behind 0.05 s after none, by the tail before them."""
+    costs = ["--sim-prefill-us", "500", "--sim-step-ms", "0", "--order", order]
+    async with started(valkey, tmp_path / "log", *costs) as (_, record):
+        async with connected(record.address, namespace=record.namespace) as client:
+            client.send(generate("warm", [1] * 512, max_tokens=1))
+            await client.ended("warm")
+            client.send(generate("held", [2] * 1_000, max_tokens=1))
+            client.send(generate("long", [3] * 1_500, max_tokens=1, waited_s=3.0))
+            client.send(generate("short", [4] * 100, max_tokens=1))
+            await client.ended("long")
+            await client.ended("short")
+            starts = [frame.id for frame in client.received if isinstance(frame, Started)]
+    assert next(name for name in starts if name in ("long", "short")) == started_first
 
 
 async def test_it_is_small_and_soon_ready(valkey: Server, tmp_path: Path) -> None:

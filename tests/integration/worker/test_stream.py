@@ -7,8 +7,8 @@ import math
 import msgspec
 import pytest
 
-from prefixcache.errors import Unavailable
-from prefixcache.protocol import Abort, End, Fail, Frame, Generate, Sampling, Step, StepEntry, encode
+from prefixcache.errors import Overloaded, Unavailable
+from prefixcache.protocol import Abort, End, Fail, FailKind, Frame, Generate, Sampling, Step, StepEntry, encode
 from tests.support.requests import generate
 from tests.support.scripted_runner import ScriptedRunner, expected_output, made_up_logprobs
 from tests.support.stream_client import connected
@@ -62,10 +62,15 @@ async def test_a_malformed_frame_is_counted_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"), [(RuntimeError("scripted"), "worker_fault"), (Unavailable("scripted"), "overloaded")]
+    ("error", "kind", "retry_after_s"),
+    [
+        (RuntimeError("scripted"), "worker_fault", 0.0),
+        (Unavailable("scripted"), "draining", 0.0),
+        (Overloaded("scripted", retry_after_s=7), "overloaded", 7.0),
+    ],
 )
 async def test_a_request_that_the_engine_cannot_take_fails_alone(
-    error: Exception, kind: str, monkeypatch: pytest.MonkeyPatch
+    error: Exception, kind: FailKind, retry_after_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit = Engine.submit
 
@@ -77,7 +82,8 @@ async def test_a_request_that_the_engine_cannot_take_fails_alone(
     monkeypatch.setattr(Engine, "submit", broken)
     async with running_worker() as running, connected(running.address, namespace=running.record.namespace) as client:
         client.send(generate("bad", PROMPT), generate("good", PROMPT, max_tokens=6))
-        assert await client.ended("bad") == Fail(id="bad", kind=kind, message="scripted")  # type: ignore[arg-type]
+        expected = Fail(id="bad", kind=kind, message="scripted", retry_after_s=retry_after_s)
+        assert await client.ended("bad") == expected
         await client.ended("good")
         assert client.tokens("good") == TRUTH
         assert num_requests(running, kind) == 1
@@ -159,3 +165,19 @@ async def test_stop_ids_that_the_model_cannot_draw_are_not_announced() -> None:
     """A tokenizer may have more ids than the model; a request with such a stop id would be refused."""
     async with running_worker(stop_token_ids=(7, 1_000)) as running:
         assert running.record.stop_token_ids == (7,)
+
+
+async def test_an_abort_if_waiting_ends_only_what_has_not_started() -> None:
+    async with running_worker() as running, connected(running.address, namespace=running.record.namespace) as client:
+        running.runner.pause()
+        client.send(generate("a", PROMPT, max_tokens=6))
+        await eventually(lambda: running.engine.load.running == 1)
+        client.send(generate("b", PROMPT), Abort(id="a", if_waiting=True), Abort(id="b", if_waiting=True))
+        await eventually(lambda: running.engine.load.waiting == 1)
+        running.runner.resume()
+        end = await client.ended("b")
+        assert isinstance(end, End) and end.reason == "aborted"
+        assert client.tokens("b") == []
+        end = await client.ended("a")
+        assert isinstance(end, End) and end.reason == "length"
+        assert client.tokens("a") == TRUTH

@@ -74,6 +74,26 @@ async def test_claims_follow_the_pool(store: RedisStore) -> None:
     assert await store.index(running.record.namespace).match(CHAIN) == Match()
 
 
+async def test_what_a_proxy_read_wrong_is_told_again_and_what_stood_there_stands_once(store: RedisStore) -> None:
+    async with worker(store) as running, connected(running.address, namespace=running.record.namespace) as client:
+        incarnation = running.record.incarnation
+        await serve(running, PROMPT)
+        await matches(store, running, 10)
+        published = running.worker.metrics.published_hashes
+        client.send(generate("few", PROMPT, predicted_hit_tokens=128, predicted_for=incarnation))
+        await client.ended("few")
+        await eventually(lambda: published.labels("stored")._value.get() == 10 + 8)
+        other = [4_000 + token % 900 for token in range(400)]
+        client.send(generate("many", other, predicted_hit_tokens=256, predicted_for=incarnation))
+        await client.ended("many")
+        await eventually(lambda: published.labels("stored")._value.get() == 10 + 8 + 6)
+        await store.index(running.record.namespace).check_integrity()
+        await matches(store, running, 9)
+        repaired = running.worker.metrics.repaired_claims
+        assert repaired.labels("stored")._value.get() == 8
+        assert repaired.labels("removed")._value.get() == 4
+
+
 async def test_the_load_follows_the_engine_and_ends_with_the_lease(store: RedisStore) -> None:
     async with worker(store, token_delay_s=0.001) as running:
         index, incarnation = store.index(running.record.namespace), running.record.incarnation

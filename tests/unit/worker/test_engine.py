@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from prefixcache.errors import ContextLengthExceeded, InvalidRequest, Unavailable
+from prefixcache.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from prefixcache.protocol import End, Sampling, Started, StepEntry
 from tests.support.engine_harness import OWNER, running_engine
 from tests.support.requests import generate
@@ -157,8 +157,9 @@ def test_too_many_waiting_requests_are_turned_away() -> None:
         running.submit(generate("a", [1]))
         running.runner.wait_until_held()
         assert [running.submit(generate(name, [1, 2])) for name in "bc"] == [0, 1]
-        with pytest.raises(Unavailable, match="2 requests wait already, the limit is 2"):
+        with pytest.raises(Overloaded, match="2 requests wait already, the limit is 2; try again in 1 s") as caught:
             running.submit(generate("d", [1]))
+        assert caught.value.retry_after_s == 1
         running.runner.resume()
         running.wait_ended("a", "b", "c")
         assert running.submit(generate("d", [1])) == 0

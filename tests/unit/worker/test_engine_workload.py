@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from prefixcache.load import WorkerLoad
+from prefixcache.load import NO_WAITING, WorkerLoad
+from prefixcache.routing.slices import slice_tokens
 from tests.support.engine_harness import OWNER, RunningEngine, running_engine
-from tests.support.manual_clock import ManualClock
 from tests.support.requests import generate
-from tests.support.scripted_runner import ScriptedRunner
-from worker.runner import Drawn, StepShare
-
-
-class TimedRunner(ScriptedRunner):
-    """Each token takes a thousandth of a second on `clock`; a step waits while the runner is paused."""
-
-    def __init__(self, *, num_blocks: int = 256) -> None:
-        super().__init__(num_blocks=num_blocks)
-        self.clock = ManualClock(1_000.0)
-
-    def execute(self, shares: Sequence[StepShare]) -> list[Drawn | Exception | None]:
-        results = super().execute(shares)
-        self.clock.now += sum(len(share.token_ids) for share in shares) / 1_000
-        return results
+from tests.support.timed_runner import TimedRunner
 
 
 def measured(running: RunningEngine) -> WorkerLoad:
@@ -38,7 +22,12 @@ def metric(running: RunningEngine, name: str) -> float | None:
 def test_a_worker_that_has_done_nothing_knows_no_speed() -> None:
     with running_engine(TimedRunner()) as running:
         assert measured(running) == WorkerLoad(
-            rest_s=0, prefill_rate=0, inter_token_latency_s=0, available_blocks=256, oldest_age_s=0
+            rest_s=0,
+            prefill_rate=0,
+            inter_token_latency_s=0,
+            available_blocks=256,
+            free_blocks=256,
+            oldest_age_s=0,
         )
 
 
@@ -65,6 +54,26 @@ def test_the_rest_of_a_prefill_while_its_second_chunk_runs() -> None:
         assert metric(running, "prefill_rest_seconds") == 0
 
 
+def test_a_long_prefill_is_a_slice_in_hand_and_a_rest_that_others_may_pass() -> None:
+    slice_s = slice_tokens(1_000) / 1_000
+    runner = TimedRunner(num_blocks=1_024)
+    with running_engine(runner, clock=runner.clock) as running:
+        running.submit(generate("warm", list(range(500, 912)), max_tokens=1))
+        running.end("warm")
+        runner.pause()
+        running.submit(generate("a", [7] * 9_000, max_tokens=1))
+        runner.wait_until_held()
+        assert measured(running).rest_s == pytest.approx(slice_s, abs=0.002)
+        assert measured(running).sliced_s == pytest.approx((0.0, 0.0, 0.0, 9.0 - slice_s, 0.0), abs=0.002)
+        runner.clock.now += 0.5
+        assert measured(running).rest_s == pytest.approx(slice_s - 0.5, abs=0.002)
+        assert measured(running).sliced_s == pytest.approx((0.0, 0.0, 0.0, 9.0 - slice_s, 0.0), abs=0.002)
+        runner.resume()
+        running.end("a")
+        running.assert_nothing_is_held()
+        assert (measured(running).rest_s, measured(running).sliced_s) == (0, NO_WAITING)
+
+
 def test_a_decode_in_work_is_a_rest_and_its_steps_are_the_inter_token_latency() -> None:
     runner = TimedRunner()
     with running_engine(runner, clock=runner.clock) as running:
@@ -88,6 +97,7 @@ def test_blocks_that_can_be_had_and_the_age_of_the_one_that_goes_next() -> None:
         running.assert_nothing_is_held()
         runner.clock.now += 30
         assert measured(running).available_blocks == 256
+        assert measured(running).free_blocks == 256 - 10
         assert measured(running).oldest_age_s == pytest.approx(30)
         runner.pause()
         running.submit(generate("b", list(range(160)), max_tokens=1))

@@ -150,3 +150,14 @@ def test_the_worker_token_is_a_setting_that_is_never_printed(served: Served) -> 
     result = run("--runner", "sim", environment={"PREFIXCACHE_WORKER_TOKEN": "short"})
     assert result.exit_code == 2
     assert result.stderr.startswith("worker: the worker token has 5 bytes; it must have at least 16")
+
+
+def test_the_order_is_a_setting_with_two_values(served: Served) -> None:
+    told: dict[str, str] = {}
+    for environment, order in (({}, "mean"), ({"PREFIXCACHE_ORDER": "tail"}, "tail")):
+        assert run("--runner", "sim", environment=environment).exit_code == 0
+        told[order] = served.config.order
+    assert told == {"mean": "mean", "tail": "tail"}
+    result = run("--runner", "sim", "--order", "shortest")
+    assert result.exit_code == 2
+    assert "'shortest' is not one of 'mean', 'tail'" in result.stderr

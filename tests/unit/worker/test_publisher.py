@@ -65,6 +65,19 @@ async def test_changes_are_published_promptly_not_at_the_next_renewal() -> None:
     await world.index.check_integrity()
 
 
+async def test_what_changes_soon_after_a_batch_goes_in_one() -> None:
+    async with publishing() as world:
+        world.publisher._pause_s = 0.2
+        world.put(1)
+        await world.settled()
+        for value in (2, 3, 4):
+            world.put(value)
+            for _ in range(10):
+                await asyncio.sleep(0)
+        await world.settled()
+        assert [stored for _, _, stored, _ in world.index.batches] == [(1,), (2, 3, 4)]
+
+
 async def test_many_changes_go_in_batches_of_the_allowed_size() -> None:
     async with publishing() as world:
         world.put(*range(3 * MAX_APPLY_HASHES + 5))

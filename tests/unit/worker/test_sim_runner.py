@@ -185,6 +185,20 @@ def test_the_time_of_the_work_itself_counts() -> None:
     assert len(sleeper.slept) == 1, "work that takes longer than the cost is not slept on top"
 
 
+@pytest.mark.parametrize(
+    ("start", "late_s", "sleeps_s"),
+    [(20, 0.002, 0.008), (20, 0.1, 0.010), (0, 0.002, 0.010)],
+    ids=["goes on", "goes on after a long delay", "another sequence"],
+)
+def test_steps_that_go_on_take_what_they_cost_together(start: int, late_s: float, sleeps_s: float) -> None:
+    sleeper = Sleeper()
+    runner = SimRunner(costs=CostModel(step_ms=10, prefill_us=0, speed=1), clock=sleeper.clock, sleep=sleeper.sleep)
+    runner.execute([share([1] * 20)])
+    sleeper.clock.now += late_s
+    runner.execute([share([1] * 20, start=start)])
+    assert sleeper.slept == pytest.approx([0.010, sleeps_s])
+
+
 # --- limits -----------------------------------------------------------------------------------------------
 
 
