@@ -9,6 +9,7 @@ import click
 
 import prefixcache
 from prefixcache.cli.programs import program_command
+from prefixcache.cli.simulate import simulate
 from prefixcache.cli.up import up
 from prefixcache.errors import ConfigError, PrefixCacheError
 
@@ -37,6 +38,7 @@ def _add_program(package: str, summary: str) -> None:
 _add_program("proxy", "Run the proxy (`prefixcache proxy --help` lists its flags).")
 _add_program("worker", "Run one worker (`prefixcache worker --help` lists its flags).")
 cli.add_command(up)
+cli.add_command(simulate)
 
 
 def main() -> None:
