@@ -24,6 +24,10 @@ MOST_STRIKES = 3
 FADING = 1 / 32
 """Of a strike, with each report that was not below."""
 SHRINKING = 0.8
+TOLD_SHRINKING = 0.95
+"""Where the capacity is told: it is near the truth, and engines whose shares jump push chats to and fro."""
+TOLD_CLAIMED = 0.9
+"""Of a capacity that is told: answers, and what is left of prompts beyond their last index block, are never claimed."""
 GROWTH = 1.002
 """With each report that was not below; together with the fading, one in twenty is below in the long run."""
 
@@ -42,7 +46,8 @@ class CacheEstimate:
         if told_blocks != self._told:
             self._told, self._share, self._strikes = told_blocks, 1.0, 0.0
         self._engine_blocks_per_index_block = engine_blocks_per_index_block
-        return max(round(self._most_blocks * self._share / engine_blocks_per_index_block), 1)
+        claimed = TOLD_CLAIMED if told_blocks else 1.0
+        return max(round(self._most_blocks * self._share * claimed / engine_blocks_per_index_block), 1)
 
     @property
     def share(self) -> float:
@@ -59,7 +64,8 @@ class CacheEstimate:
         if self._strikes >= MOST_STRIKES:
             self._strikes = 0.0
             claimed_share = num_claims * self._engine_blocks_per_index_block / self._most_blocks
-            self._share = max(min(self._share, claimed_share) * SHRINKING, self._least_share)
+            shrinking = TOLD_SHRINKING if self._told else SHRINKING
+            self._share = max(min(self._share, claimed_share) * shrinking, self._least_share)
 
     @property
     def _most_blocks(self) -> int:

@@ -8,9 +8,10 @@ turn in the held queue ──► sent ──first byte of the answer──► pr
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
@@ -19,11 +20,12 @@ from aiohttp import web
 from prefixcache.errors import EngineUnreachable
 from prefixcache.rendering.engine_prompt import EnginePrompt
 from proxy.engines.engine_link import EngineLink
-from proxy.engines.engine_request import COMPLETION_PATHS, MESSAGES_PATH, ClientRequest
+from proxy.engines.engine_request import MESSAGES_PATH, ClientRequest
 from proxy.engines.headers import HeaderRules
 from proxy.engines.held_queue import Turn
 from proxy.engines.prompt_geometry import PromptGeometry
 from proxy.engines.relay import Head, Relay, RelayOptions
+from proxy.engines.stream_end import StreamEnd
 from proxy.engines.usage import Usage
 from proxy.engines.usage_reader import AnswerReader, StreamUsage, WholeUsage
 from proxy.engines.usage_request import UsageFilter
@@ -74,6 +76,9 @@ class EngineExchange:
         self._sent_at = 0.0
         self._prefill_s: float | None = None
         """From the moment at which it was sent to the first byte of its stream."""
+        self._count_gap: Callable[[float], None] | None = None
+        """There once a stream has begun."""
+        self._piece_at = 0.0
 
     async def run(self) -> web.StreamResponse:
         """Raises EngineUnreachable and EngineFault as long as nothing went to the client; Overloaded."""
@@ -110,9 +115,10 @@ class EngineExchange:
             engine_id=self._link.engine_id,
             reader_for=self._reader_for,
             on_first_byte=self._on_first_byte,
-            on_piece=self._link.note_progress,
+            on_piece=self._on_piece,
+            to_client=partial(self._rules.to_client, url=self._link.pool.place),
             own_headers=self._own_headers(),
-            ends_with_done=self._asked.is_predicted and path in COMPLETION_PATHS,
+            stream_end=StreamEnd(path) if self._asked.is_predicted else None,
             error_event=message_error_event if path == MESSAGES_PATH else error_event,
             refuses_faults=self._may_refuse,
         )
@@ -132,9 +138,20 @@ class EngineExchange:
             return WholeUsage()
         return UsageFilter() if self._asked_for_usage else StreamUsage()
 
+    def _on_piece(self) -> None:
+        """Called for each one. The gap between two pieces of a stream is that between its tokens, as far as is seen."""
+        self._link.note_progress()
+        if self._count_gap is not None:
+            now = time.perf_counter()
+            self._count_gap(now - self._piece_at)
+            self._piece_at = now
+
     def _on_first_byte(self, head: Head) -> None:
         if self._turn is not None:
             self._turn.prefilled()
+        if self._asked.is_predicted and head.is_stream and head.status == HTTPStatus.OK:
+            self._count_gap = self._books.metrics.inter_token_latency.labels(self._model).observe
+            self._piece_at = time.perf_counter()
         placed = self._placed
         if placed is None or head.status != HTTPStatus.OK:
             return

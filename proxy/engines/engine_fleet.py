@@ -27,9 +27,9 @@ class EngineFleet:
 
     def __init__(self, links: Sequence[EngineLink], metrics: ProxyMetrics) -> None:
         self._links = tuple(links)
-        self._new_models = asyncio.Event()
+        self._changed = asyncio.Event()
         for link in self._links:
-            link.on_models = self._wake_waiting
+            link.on_change = self._wake_waiting
             _export(link, metrics)
 
     @classmethod
@@ -48,7 +48,7 @@ class EngineFleet:
         async with AsyncExitStack() as stack:
             links = []
             for place in read_engine_places(settings.urls):
-                pool = HttpPool(place.url)
+                pool = HttpPool(place.url, timeouts=settings.timeouts)
                 stack.push_async_callback(pool.aclose)
                 links.append(
                     EngineLink(
@@ -105,13 +105,22 @@ class EngineFleet:
                 while not (ready := self.ready_links(name)):
                     if not self.knows(name) and self.all_answered:
                         break
-                    await self._new_models.wait()
+                    await self._changed.wait()
                 else:
                     return ready
         except TimeoutError:
             pass
         self.check(name)
         return self.ready_links(name)
+
+    async def any_up_within(self, timeout_s: float) -> None:
+        """Returns once an engine is up. Raises Unavailable if none is by then."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.num_up:
+                    await self._changed.wait()
+        except TimeoutError as error:
+            raise Unavailable("no engine is up, try again in a moment") from error
 
     def check(self, name: str) -> None:
         """Raises Unavailable while its engines are down or some never answered, ModelNotFound if nobody has it."""
@@ -133,8 +142,8 @@ class EngineFleet:
         return [_merged(name, models) for name, models in sorted(by_name.items())]
 
     def _wake_waiting(self) -> None:
-        self._new_models.set()
-        self._new_models.clear()
+        self._changed.set()
+        self._changed.clear()
 
     async def fail_all(self) -> None:
         """Ends every request on every engine; none takes a further one."""

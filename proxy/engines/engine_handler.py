@@ -22,6 +22,7 @@ from prefixcache.errors import EngineFault, EngineUnreachable, Overloaded, Unava
 from prefixcache.hashing import engine_namespace
 from prefixcache.limits import HELD_DOWN_S, MAX_HELD_REQUESTS, RETRY_AFTER_S
 from prefixcache.rendering.engine_prompt import EnginePrompt, EnginePrompts
+from proxy.engines.engine_control import EngineControl, is_control
 from proxy.engines.engine_exchange import EngineExchange, PlacedPrompt
 from proxy.engines.engine_fleet import EngineFleet
 from proxy.engines.engine_link import EngineLink
@@ -64,6 +65,7 @@ class EngineHandler:
         self._loads = loads
         self._books = books
         self._rules = rules
+        self._control = EngineControl(fleet, rules)
         self._num_without_engine = 0
         self._num_in_hand = 0
         self._idle = asyncio.Event()
@@ -74,10 +76,12 @@ class EngineHandler:
         await self._idle.wait()
 
     async def answer(self, asked: ClientRequest) -> web.StreamResponse:
-        """Of the engines that serve the body's model, or of any where it names none."""
+        """Of the engines that serve the body's model, of any where it names none, or of all where it is for all."""
         self._num_in_hand += 1
         self._idle.clear()
         try:
+            if is_control(asked.request):
+                return await self._control.answer(asked)
             return await self._answer(asked)
         finally:
             self._num_in_hand -= 1
@@ -179,13 +183,14 @@ class EngineHandler:
 
     async def _wait_for_engine(self, model: str | None, timeout_s: float) -> None:
         """Raises what is to be told when there is no hope, or no time left."""
-        if model is None:
-            raise Unavailable("no engine is up, try again in a moment")
         if self._num_without_engine >= MAX_HELD_REQUESTS:
             raise Overloaded("too many requests wait for an engine to come up", retry_after_s=RETRY_AFTER_S)
         self._num_without_engine += 1
         try:
-            await self._fleet.ready_within(model, timeout_s)
+            if model is None:
+                await self._fleet.any_up_within(timeout_s)
+            else:
+                await self._fleet.ready_within(model, timeout_s)
         finally:
             self._num_without_engine -= 1
 

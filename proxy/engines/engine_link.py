@@ -137,8 +137,8 @@ class EngineLink:
         self._cache_since = time.time()
         self._elsewhere = (0, 0)
         self._wake = asyncio.Event()
-        self.on_models: Callable[[], None] = _nothing
-        """Called when it serves models that it did not serve before."""
+        self.on_change: Callable[[], None] = _nothing
+        """Called when it came up, or serves models that it did not serve before."""
         self.failure: str | None = None
         """Why it is down; None while it is up, and before the first probe ended."""
 
@@ -257,6 +257,17 @@ class EngineLink:
             self._go_down(str(error))
             self._wake.set()
 
+    def note_lost_cache(self, why: str) -> None:
+        """What was claimed of it begins anew."""
+        _logger.warning("engine %s: %s, what it had cached is taken for lost", self.engine_id, why)
+        self._cache_since = time.time()
+        self._prober.forget()
+        self.claims.begin_anew()
+
+    def look_soon(self) -> None:
+        """It was told to change: what it serves and holds is asked at once."""
+        self._wake.set()
+
     async def run(self) -> None:
         """Never returns; cancelled by its owner."""
         pause_s = ENGINE_RETRY_FIRST_S
@@ -300,10 +311,7 @@ class EngineLink:
     def _take(self, report: EngineReport) -> None:
         before = self._report
         if before is not None and lost_its_cache(before.metrics, report.metrics, was_down=self._went_down):
-            _logger.warning("engine %s started anew: what it had cached is taken for lost", self.engine_id)
-            self._cache_since = time.time()
-            self._prober.forget()
-            self.claims.begin_anew()
+            self.note_lost_cache("it started anew")
         if before is None or before.metrics.computed_tokens != report.metrics.computed_tokens:
             self.note_progress()
         if not self.ledger.num_running:
@@ -317,9 +325,10 @@ class EngineLink:
         self._report, self._names = report, frozenset(model.name for model in report.models)
         self.claims.note_hits(report.metrics.hit_tokens)
         self._elsewhere = requests_of_others(report.metrics, own=self.ledger.num_running)
+        is_new = not self._is_up
         self._is_up, self._went_down, self._num_failed, self.failure = True, False, 0, None
-        if not self._names <= names_before:
-            self.on_models()
+        if is_new or not self._names <= names_before:
+            self.on_change()
 
     def _take_failure(self, error: Unavailable) -> None:
         self._metrics.engine_probe_failures.labels(self.engine_id).inc()
@@ -338,7 +347,7 @@ class EngineLink:
 
 
 def _nothing() -> None:
-    """What follows from new models, until somebody waits for them."""
+    """What follows from a change, until somebody waits for one."""
 
 
 def lost_its_cache(before: EngineMetrics, after: EngineMetrics, *, was_down: bool) -> bool:

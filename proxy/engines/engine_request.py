@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
+from prefixcache.errors import WebSocketRefused
 from prefixcache.limits import OFFLOAD_BODY_BYTES
 from prefixcache.rendering.tokenizing_threads import TokenizingThreads
 from proxy.access_log import ACCESS_RECORD, AccessRecord
 from proxy.engines.headers import HeaderRules
 from proxy.engines.http_message import EngineRequest
+from proxy.engines.request_fields import read_fields
 from proxy.engines.usage_request import asking_for_usage
 from proxy.request_body import read_body
 
@@ -25,27 +27,21 @@ PREDICTED_PATHS = COMPLETION_PATHS | {MESSAGES_PATH, "/v1/responses"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """`parsed` is None for a body that is no JSON object; it goes on as it is."""
+    """What cannot be read of a body is None; it goes on as it is."""
 
     request: web.Request
     record: AccessRecord
     body: bytes
+    model: str | None
+    """The name asked for."""
     parsed: Mapping[str, Any] | None
+    """The body of a request that is predicted."""
+    is_predicted: bool
+    """Whether an answer is made of a prompt that may be predicted."""
 
     @property
     def path(self) -> str:
         return self.request.path
-
-    @property
-    def is_predicted(self) -> bool:
-        """Whether an answer is made of a prompt that may be predicted."""
-        return self.request.method == "POST" and self.path in PREDICTED_PATHS
-
-    @property
-    def model(self) -> str | None:
-        """The name asked for."""
-        name = self.parsed.get("model") if self.parsed is not None else None
-        return name if isinstance(name, str) and name else None
 
     @property
     def is_stream(self) -> bool:
@@ -70,29 +66,24 @@ class ClientRequest:
 
 
 _ID = b"x-request-id"
-_LOOKED_AT_BYTES = 1_024
 
 
 async def read_request(request: web.Request, threads: TokenizingThreads) -> ClientRequest:
-    """Raises RequestTooLarge. A body is read, and decoded, once; a long one in a thread."""
+    """Raises RequestTooLarge, WebSocketRefused. A body is read, and looked into, once; a long one in a thread."""
+    if any(value.strip().lower() == "websocket" for value in request.headers.getall("Upgrade", ())):
+        # Other offers, such as the h2c of Java's client, may be declined by answering in HTTP/1.1.
+        raise WebSocketRefused(
+            "WebSockets are not proxied: connect to an engine itself, or use a path that speaks HTTP"
+        )
     body = await read_body(request)
-    parsed: object = None
-    if body[:_LOOKED_AT_BYTES].lstrip().startswith(b"{"):
-        # Whatever its type is said to be: curl -d says that JSON is a form.
-        if len(body) < OFFLOAD_BODY_BYTES:
-            parsed = _decoded(body)
-        else:
-            parsed = await threads.in_thread(_decoded, body)
+    is_predicted = request.method == "POST" and request.path in PREDICTED_PATHS
+    reading = partial(read_fields, body, request.headers.get("Content-Type", ""), is_predicted=is_predicted)
+    fields = reading() if len(body) < OFFLOAD_BODY_BYTES else await threads.in_thread(reading)
     return ClientRequest(
         request=request,
         record=request[ACCESS_RECORD],
         body=body,
-        parsed=parsed if isinstance(parsed, dict) else None,
+        model=fields.model,
+        parsed=fields.parsed,
+        is_predicted=is_predicted,
     )
-
-
-def _decoded(body: bytes) -> object:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None

@@ -2,6 +2,7 @@
 
 Hop-by-hop headers never pass, nor does one that `Connection` names (RFC 9110, 7.6.1); cookies, forwarding
 headers (`X-Forwarded-*`, which engines would take for true) and cross-origin headers (the proxy answers those) do not.
+The operator may name others that pass, in both directions. A place that an answer names is told as seen from outside.
 
 Credentials pass as the client sent them, unless the operator says otherwise: the engines are the operator's own, given
 by URL, and `vllm serve --api-key` behind the proxy asks the app for the same key as without it. The operator may give
@@ -10,8 +11,13 @@ the key of the engines instead; clients' own then never reach them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from prefixcache.errors import ConfigError
+from proxy.engines.engine_url import EngineUrl
+from proxy.engines.location import seen_from_outside
 
 _TO_ENGINE = frozenset(
     b"accept accept-language content-type user-agent idempotency-key "
@@ -25,14 +31,36 @@ _CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 _TO_CLIENT = frozenset(
     b"content-type content-length content-encoding content-language content-disposition cache-control allow etag "
     b"last-modified vary retry-after retry-after-ms x-should-retry www-authenticate x-request-id request-id "
-    b"x-accel-buffering server-timing".split()
+    b"x-correlation-id x-session-id x-accel-buffering server-timing deprecation sunset".split()
 )
+_PLACES = frozenset((b"location", b"content-location"))
 _TO_CLIENT_PREFIXES = (b"openai-", b"anthropic-", b"x-ratelimit-", b"x-vllm-", b"x-sglang-", b"x-smg-")
 
 _PLAIN_BODY = (b"accept-encoding", b"identity")
 """A compressed answer would come in lumps, and its usage could not be read on the way."""
 
+_OF_THE_PROXY = frozenset(
+    b"accept-encoding connection content-length expect host keep-alive proxy-authenticate proxy-authorization "
+    b"proxy-connection te trailer transfer-encoding upgrade".split()
+)
+"""Those of one connection and of framing, which no setting lets pass."""
+_OF_THE_PROXY_PREFIXES = (b"x-prefixcache-", b"access-control-")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
 Header = tuple[bytes, bytes]
+
+
+def read_header_names(names: Iterable[str]) -> frozenset[bytes]:
+    """Names that the operator lets pass, in lower case. Raises ConfigError for one that never may."""
+    read = set()
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of a header: write it without a colon or a value, as X-Tenant")
+        lower = name.lower().encode()
+        if lower in _OF_THE_PROXY or lower.startswith(_OF_THE_PROXY_PREFIXES):
+            raise ConfigError(f"the header {name} cannot be passed on: it belongs to each connection, or to the proxy")
+        read.add(lower)
+    return frozenset(read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +71,8 @@ class HeaderRules:
     """Whether clients' Authorization and X-Api-Key reach the engines."""
     engine_api_key: str | None = field(default=None, repr=False)
     """Sent as a bearer token in place of clients' own."""
+    passed: frozenset[bytes] = frozenset()
+    """Further names in lower case, of requests and answers."""
 
     def to_engine(self, headers: Iterable[Header]) -> list[Header]:
         """Of a client's request, in its order and spelling."""
@@ -51,11 +81,11 @@ class HeaderRules:
         credentials: frozenset[bytes] = frozenset()
         if self.forward_authorization and self.engine_api_key is None:
             credentials = _CREDENTIALS
+        known = _TO_ENGINE | credentials | self.passed
         passed = [
             (name, value)
             for name, value in given
-            if ((lower := name.lower()) in _TO_ENGINE or lower in credentials or lower.startswith(_TO_ENGINE_PREFIXES))
-            and lower not in named
+            if ((lower := name.lower()) in known or lower.startswith(_TO_ENGINE_PREFIXES)) and lower not in named
         ]
         passed.append(_PLAIN_BODY)
         return passed + self.own()
@@ -66,19 +96,23 @@ class HeaderRules:
             return []
         return [(b"authorization", b"Bearer " + self.engine_api_key.encode())]
 
+    def to_client(self, headers: Iterable[Header], url: EngineUrl) -> list[Header]:
+        """Of an answer of the engine at `url`, in its order and spelling.
 
-def response_headers(headers: Iterable[Header]) -> list[Header]:
-    """Of an engine's answer, in its order and spelling: what goes on to the client.
-
-    Content-Length is among them: whoever changes the body on its way leaves it out.
-    """
-    given = list(headers)
-    named = _named_by_connection(given)
-    return [
-        (name, value)
-        for name, value in given
-        if ((lower := name.lower()) in _TO_CLIENT or lower.startswith(_TO_CLIENT_PREFIXES)) and lower not in named
-    ]
+        Content-Length is among them: whoever changes the body on its way leaves it out.
+        """
+        given = list(headers)
+        named = _named_by_connection(given)
+        passed = []
+        for name, value in given:
+            lower = name.lower()
+            if lower in named:
+                continue
+            if lower in _PLACES:
+                passed.append((name, seen_from_outside(value, url)))
+            elif lower in _TO_CLIENT or lower in self.passed or lower.startswith(_TO_CLIENT_PREFIXES):
+                passed.append((name, value))
+        return passed
 
 
 def _named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:

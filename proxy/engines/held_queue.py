@@ -29,15 +29,14 @@ from prefixcache.limits import (
     RETRY_AFTER_MOST_S,
     RETRY_AFTER_S,
 )
+from prefixcache.routing.order import AGEING
 
-WAITED_WEIGHT = 0.1
-"""By simulation: more lets long prefills stand before short ones, less lets them starve."""
 STREAM_OVERRUN = 10.0
 
 
 def order_key(prefill_s: float, joined_at: float) -> float:
-    """The least goes first."""
-    return prefill_s + WAITED_WEIGHT * joined_at
+    """`routing.order` by mean, as a key that stays as it is while all wait; the least goes first."""
+    return prefill_s + AGEING * joined_at
 
 
 class Turn:

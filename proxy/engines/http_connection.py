@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import httptools
@@ -92,13 +92,14 @@ class HttpConnection(asyncio.Protocol):
         return self._is_paused
 
     def start(
-        self, request: bytes, sink: ResponseSink, over: Callable[[Exception | None], None], *, is_head: bool
+        self, request: Sequence[bytes], sink: ResponseSink, over: Callable[[Exception | None], None], *, is_head: bool
     ) -> None:
         """Writes a whole request; from now on the sink is called, and `over` once, never before this returns."""
         assert self._sink is None and self._transport is not None
         self._begin(is_head=is_head)
         self._sink, self._over = sink, over
-        self._transport.write(request)
+        for part in request:
+            self._transport.write(part)
 
     def pause(self) -> None:
         """Reads no more; what the current read brought still comes."""

@@ -19,6 +19,8 @@ _WRITTEN_HERE = frozenset(
 _TARGET = re.compile(rb"/[\x21-\x7e]*")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
+_COPIED_BYTES = 64 * 1024
+"""A body up to this length goes in one piece with its head; a copy of an upload of 30 MB would take 10 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class ResponseSink(Protocol):
         """EngineUnreachable, EngineFault, EngineTimeout, Unavailable of a pool that closes, or the sink's own."""
 
 
-def request_bytes(request: EngineRequest, url: EngineUrl) -> bytes:
+def request_parts(request: EngineRequest, url: EngineUrl) -> tuple[bytes, ...]:
     """Head and body as they are written. Raises InvalidRequest for what would not be one request."""
     target = request.target.encode("latin-1", "replace")
     method = request.method.encode("latin-1", "replace")
@@ -82,4 +84,6 @@ def request_bytes(request: EngineRequest, url: EngineUrl) -> bytes:
     # Every line break is one of ours: a value with one would smuggle a header, or a second request.
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:
         raise InvalidRequest("a header of the request has a line break or a zero byte in it")
-    return b"%b\r\n\r\n%b" % (head, request.body)
+    if len(request.body) > _COPIED_BYTES:
+        return head + b"\r\n\r\n", request.body
+    return (b"%b\r\n\r\n%b" % (head, request.body),)

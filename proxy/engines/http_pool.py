@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefixcache.errors import EngineFault, EngineTimeout, EngineUnreachable, Unavailable
@@ -27,7 +28,7 @@ from prefixcache.limits import (
 )
 from proxy.engines.engine_url import EngineUrl
 from proxy.engines.http_connection import HttpConnection
-from proxy.engines.http_message import EngineRequest, FetchedResponse, Headers, ResponseSink, request_bytes
+from proxy.engines.http_message import EngineRequest, FetchedResponse, Headers, ResponseSink, request_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,9 @@ class EngineTimeouts:
 class ResponseHandle:
     """One request from its write to the end of its answer."""
 
-    def __init__(self, pool: HttpPool, request: bytes, sink: ResponseSink, *, is_head: bool, has_slot: bool) -> None:
+    def __init__(
+        self, pool: HttpPool, request: Sequence[bytes], sink: ResponseSink, *, is_head: bool, has_slot: bool
+    ) -> None:
         self._pool = pool
         self._request = request
         self._sink = sink
@@ -121,7 +124,7 @@ class ResponseHandle:
         self._began = self.began
         self._is_over = True
         self._connection = self._resending = None
-        self._request = b""
+        self._request = ()
         if self._has_slot:
             self._pool.free_slot()
 
@@ -156,6 +159,10 @@ class HttpPool:
         return self._url.text
 
     @property
+    def place(self) -> EngineUrl:
+        return self._url
+
+    @property
     def num_connections(self) -> int:
         return len(self._connections)
 
@@ -169,7 +176,7 @@ class HttpPool:
         Raises EngineUnreachable, and InvalidRequest for what cannot be written as one request. From its return on the
         caller owns the handle: abort() unless the sink heard the end.
         """
-        written = request_bytes(request, self._url)
+        written = request_parts(request, self._url)
         await self._slots.acquire()
         try:
             connection, is_reused = await self._take()
@@ -187,7 +194,7 @@ class HttpPool:
 
         Raises EngineUnreachable, EngineTimeout after `timeout_s` in all, EngineFault also past `most_bytes`.
         """
-        written = request_bytes(EngineRequest(method=method, target=path, headers=headers, body=body), self._url)
+        written = request_parts(EngineRequest(method=method, target=path, headers=headers, body=body), self._url)
         sink = _Collector(self.url, path, most_bytes)
         handle = ResponseHandle(self, written, sink, is_head=method == "HEAD", has_slot=False)
         try:

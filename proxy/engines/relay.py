@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -24,16 +25,15 @@ from aiohttp.abc import AbstractStreamWriter
 from prefixcache.errors import EngineFault
 from prefixcache.limits import CLIENT_DRAIN_S, RELAY_BACKLOG_BYTES
 from proxy.access_log import AccessRecord
-from proxy.engines.headers import response_headers
 from proxy.engines.http_message import ResponseSink
 from proxy.engines.http_pool import ResponseHandle
+from proxy.engines.stream_end import StreamEnd
 from proxy.engines.usage_reader import AnswerReader
 from proxy.error_answers import described, error_code
 from proxy.sse_stream import chunked
 
 Headers = list[tuple[bytes, bytes]]
-_DONE = b"[DONE]"
-_TAIL_BYTES = 32
+_COMMENTS = re.compile(rb"(?::[^\r\n]*(?:[\r\n]|$)|[\r\n])*")
 _logger = logging.getLogger(__name__)
 
 
@@ -72,10 +72,12 @@ class RelayOptions:
     """The first byte of body came, or the end of an answer without one."""
     on_piece: Callable[[], None]
     """For each piece: it must cost next to nothing."""
+    to_client: Callable[[Headers], Headers]
+    """What of an engine's headers the client gets."""
     own_headers: Mapping[str, str]
     """Put on the client's answer, in place of the engine's of these names."""
-    ends_with_done: bool
-    """Whether a stream is only complete with its `[DONE]`."""
+    stream_end: StreamEnd | None
+    """Knows whether a stream is complete; None where only the connection tells."""
     error_event: Callable[[Exception], bytes]
     refuses_faults: bool
     """Whether a 5xx is raised as EngineRefused, for another engine may do better."""
@@ -93,9 +95,12 @@ class Relay(ResponseSink):
         self._reader: AnswerReader | None = None
         self._pending: list[bytes] = []
         self._num_pending = 0
-        self._tail = b""
+        self._in_comment = False
+        """Whether a comment before the first event has no line end yet."""
         self._has_begun = False
         """Whether a byte of body came."""
+        self._is_between_events = False
+        """At the end of the engine's answer: whether an event of our own fits behind it."""
         self._is_over = False
         self._error: Exception | None = None
         self._handle: ResponseHandle | None = None
@@ -125,8 +130,7 @@ class Relay(ResponseSink):
 
     def on_data(self, data: bytes) -> None:
         self._options.on_piece()
-        if not self._has_begun and not data.startswith(b":"):
-            # A comment that keeps the connection alive is no answer yet.
+        if not self._has_begun and not self._is_comment(data):
             self._begin()
         if self._reader is not None:
             data = self._reader.feed(data)
@@ -134,12 +138,19 @@ class Relay(ResponseSink):
             self._pass(data)
 
     def on_end(self) -> None:
-        self._begin()
-        if self._reader is not None and (rest := self._reader.end()):
-            self._pass(rest)
-        self._finish(None)
+        self._note_place()
+        rest = self._reader.end() if self._reader is not None else b""
+        if self._options.stream_end is not None:
+            self._options.stream_end.feed(rest)
+        error = self._cut_short()
+        if error is None:
+            self._begin()
+            if rest:
+                self._pass(rest)
+        self._finish(error)
 
     def on_fail(self, error: Exception) -> None:
+        self._note_place()
         self._finish(error)
 
     # --- the handler's side
@@ -173,17 +184,18 @@ class Relay(ResponseSink):
         return await self._end(response)
 
     def _may_commit(self) -> bool:
-        if self._is_over or self._has_begun:
+        if self._is_over or self._has_begun or self._is_paused:
             return True
         head = self._head
         return head is not None and not (head.is_stream and head.status == HTTPStatus.OK)
 
     def _response(self, head: Head) -> web.StreamResponse:
         response = web.StreamResponse(status=head.status, reason=head.reason.decode("latin-1") or None)
-        rewrites = self._reader is not None and self._reader.may_change
-        for name, value in response_headers(head.headers):
+        # With a length the client would take for whole what has all its bytes, and not the end of its stream.
+        loses_length = head.is_stream or (self._reader is not None and self._reader.may_change)
+        for name, value in self._options.to_client(head.headers):
             lowered = name.lower()
-            if lowered == b"content-length" and rewrites:
+            if lowered == b"content-length" and loses_length:
                 continue
             response.headers.add(name.decode("latin-1"), value.decode("latin-1"))
         response.headers.update(self._options.own_headers)
@@ -194,6 +206,15 @@ class Relay(ResponseSink):
             response.headers.setdefault("X-Accel-Buffering", "no")
         return response
 
+    def _is_comment(self, data: bytes) -> bool:
+        """A comment that keeps the connection alive is no answer yet."""
+        if self._in_comment:
+            data = b":" + data
+        if not _COMMENTS.fullmatch(data):
+            return False
+        self._in_comment = not data.endswith((b"\n", b"\r"))
+        return True
+
     def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
@@ -203,7 +224,8 @@ class Relay(ResponseSink):
 
     def _pass(self, data: bytes) -> None:
         """To the client, or to what waits for its head."""
-        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        if self._options.stream_end is not None:
+            self._options.stream_end.feed(data)
         transport = self._transport
         if transport is None:
             self._pending.append(data)
@@ -228,6 +250,10 @@ class Relay(ResponseSink):
         self._changed.set()
         if self._handle is not None:
             self._handle.pause()
+
+    def _note_place(self) -> None:
+        """Where the stream stands, before its reader hears that it is over."""
+        self._is_between_events = self._reader is not None and self._reader.is_between_events
 
     def _finish(self, error: Exception | None) -> None:
         self._is_over = True
@@ -257,8 +283,6 @@ class Relay(ResponseSink):
         self._handle.resume()
 
     async def _end(self, response: web.StreamResponse) -> web.StreamResponse:
-        if self._error is None and self._is_cut_short():
-            self._error = EngineFault(f"engine {self._options.engine_id} ended its stream before it was complete")
         if self._error is not None:
             self._cut(self._error)
             return response
@@ -270,10 +294,13 @@ class Relay(ResponseSink):
                 self._transport.abort()
         return response
 
-    def _is_cut_short(self) -> bool:
-        head = self._head
-        is_whole_stream = head is not None and head.is_stream and head.status == HTTPStatus.OK
-        return self._options.ends_with_done and is_whole_stream and _DONE not in self._tail
+    def _cut_short(self) -> EngineFault | None:
+        """What is wrong with a stream whose connection ended in good order."""
+        head, stream_end = self._head, self._options.stream_end
+        is_stream = head is not None and head.is_stream and head.status == HTTPStatus.OK
+        if not is_stream or stream_end is None or stream_end.is_told:
+            return None
+        return EngineFault(f"engine {self._options.engine_id} ended its stream before it was complete")
 
     def _cut(self, error: Exception) -> None:
         """Tells of the error where that is possible, and ends the connection so that nobody takes this for the end."""
@@ -283,7 +310,7 @@ class Relay(ResponseSink):
         if transport is None or transport.is_closing():
             return
         is_stream = self._head is not None and self._head.is_stream
-        if is_stream and self._reader is not None and self._reader.is_between_events:
+        if is_stream and self._is_between_events:
             event = self._options.error_event(error)
             transport.write(chunked(event) if self._chunked else event)
         transport.close()

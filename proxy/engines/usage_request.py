@@ -77,23 +77,22 @@ class UsageFilter:
         if USAGE_WORD not in data and data.endswith(WHOLE_EVENTS) and self._cutter.is_empty and not self._ended_in_cr:
             return data
         kept: list[bytes] = []
+        if self._ended_in_cr and data.startswith(b"\n"):
+            data = data[1:]
+            if not self._was_left_out:
+                kept.append(b"\n")
+        content = b""
         for piece in self._cutter.feed(data):
-            late_lf, content = self._without_late_lf(piece.data)
+            content = piece.data
             passed = self._passed(content) if piece.is_event else content
-            kept += (late_lf, passed)
-            self._ended_in_cr, self._was_left_out = content.endswith(b"\r"), not passed
+            kept.append(passed)
+            self._was_left_out = not passed
+        self._ended_in_cr = content.endswith(b"\r") and self._cutter.is_empty
         return b"".join(kept)
 
     def end(self) -> bytes:
         """An event that never became whole."""
-        late_lf, rest = self._without_late_lf(self._cutter.rest())
-        return late_lf + rest
-
-    def _without_late_lf(self, data: bytes) -> tuple[bytes, bytes]:
-        """What of a LF that belongs to the piece before goes to the client, and the data without it."""
-        if not self._ended_in_cr or not data.startswith(b"\n"):
-            return b"", data
-        return b"" if self._was_left_out else b"\n", data[1:]
+        return self._cutter.rest()
 
     def _passed(self, event: bytes) -> bytes:
         if USAGE_WORD not in event:

@@ -105,6 +105,7 @@ def calls(case_id: str, placeholders: Placeholders) -> list[Call]:
     http, fault, fake_worker  its one request           repeat    that request as often as told
     sequence                  the steps that are requests; steps in words are for the test to carry out
     matrix                    the base with each of `vary` laid over its body
+    concurrent                that of each client, to be sent at once; of a case without a number, its one request
     raw_http                  the body as bytes, never parsed here
     """
     case = CASES[case_id]
@@ -117,6 +118,8 @@ def calls(case_id: str, placeholders: Placeholders) -> list[Call]:
             requests = [{**base, "body": {**base["body"], **variant}} for variant in attempt["vary"]]
         case "repeat":
             requests = [attempt["request"]] * attempt["times"]
+        case "concurrent":
+            requests = [attempt["request"]] * attempt.get("clients", 1)
         case "raw_http":
             raw = attempt["raw_body"].replace("$MODEL", placeholders.model)
             return [Call(method="POST", path=attempt["path"], content=raw.encode())]

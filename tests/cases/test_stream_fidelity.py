@@ -17,6 +17,7 @@ from prefixcache.store import RedisStore
 from proxy import worker_link
 from proxy.worker_stream import cut_when_silent
 from tests.cases.catalogue import Call, Placeholders, calls, changed
+from tests.cases.official_client import read_to_the_error
 from tests.cases.outcome import Outcome, send
 from tests.cases.world import open_world
 from tests.support.fake_worker import FakeWorker, token_ids
@@ -37,9 +38,9 @@ LARGE_EVENT_BYTES = 8_000_000
 
 @asynccontextmanager
 async def _fake(max_model_len: int = 4096) -> AsyncIterator[tuple[FakeWorker, RunningProxy]]:
-    """A worker that says what the test tells it, behind the proxy."""
+    """A worker that says what the test tells it, behind a proxy that holds nothing back."""
     store = MemoryStore(lease_s=float("inf"))
-    async with FakeWorker.open(store, max_model_len=max_model_len) as worker, running_proxy(store) as proxy:
+    async with FakeWorker.open(store, max_model_len=max_model_len) as worker, running_proxy(store, held_s=0.0) as proxy:
         await proxy.ready()
         yield worker, proxy
 
@@ -73,7 +74,7 @@ async def test_rw_060_a_worker_lost_in_the_middle(fault: Callable[[FakeWorker], 
         (call,) = calls("RW-060", PLACEHOLDERS)
         async with openai.AsyncOpenAI(base_url=proxy.url + "/v1", api_key="unused", max_retries=0) as client:
             beating = asyncio.create_task(_beat(worker))
-            streaming = asyncio.create_task(_read_to_the_error(client, call.body))
+            streaming = asyncio.create_task(read_to_the_error(client, call.body))
             frame = await worker.next_generate()
             worker.started(frame.id)
             for token_id in token_ids("hello" * NUM_CHUNKS_BEFORE):
@@ -96,7 +97,7 @@ async def test_rw_060_a_worker_killed_in_the_middle(valkey: Server) -> None:
         await eventually(lambda: proxy.fleet.num_ready == 1, timeout_s=20)
         (call,) = calls("RW-060", Placeholders(model=MODEL))
         async with openai.AsyncOpenAI(base_url=proxy.url + "/v1", api_key="unused", max_retries=0) as client:
-            streaming = asyncio.create_task(_read_to_the_error(client, call.body))
+            streaming = asyncio.create_task(read_to_the_error(client, call.body))
             await eventually(lambda: _num_gaps(proxy) >= NUM_CHUNKS_BEFORE)
             worker.kill()
             async with asyncio.timeout(3):
@@ -130,22 +131,6 @@ async def _beat(worker: FakeWorker) -> None:
         await asyncio.sleep(SILENCE_S / 8)
 
 
-async def _read_to_the_error(
-    client: openai.AsyncOpenAI, body: dict[str, Any]
-) -> tuple[str, list[str | None], openai.APIError | None]:
-    """Text, finish reasons and the error of a stream as the official client reports them."""
-    extra = {"ignore_eos": body.pop("ignore_eos")}
-    texts: list[str] = []
-    reasons: list[str | None] = []
-    try:
-        async for chunk in await client.chat.completions.create(**body, extra_body=extra):
-            texts.append(chunk.choices[0].delta.content or "")
-            reasons.append(chunk.choices[0].finish_reason)
-    except openai.APIError as error:
-        return "".join(texts), reasons, error
-    return "".join(texts), reasons, None
-
-
 @pytest.mark.parametrize(
     ("place", "status", "code"),
     [(0, 404, "model_not_found"), (1, 400, None), ("too long", 400, "context_length_exceeded")],
@@ -162,14 +147,18 @@ async def test_rw_061_refusals_before_the_first_token(place: int | str, status: 
         assert worker.generates == []
 
 
-@pytest.mark.parametrize("kind", ["overloaded", "draining"])
-async def test_rw_061_a_worker_that_takes_no_more(kind: FailKind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "num_asked", "status", "code"),
+    [("overloaded", 2, 429, "rate_limit_exceeded"), ("draining", 1, 503, "unavailable")],
+)
+async def test_rw_061_a_worker_that_takes_no_more(kind: FailKind, num_asked: int, status: int, code: str) -> None:
+    """One that drains is not asked again."""
     async with _fake() as (worker, proxy):
         asking = asyncio.create_task(_both_modes(proxy, _of_case_061()))
-        for _ in range(2):
+        for _ in range(num_asked):
             worker.fail((await worker.next_generate()).id, kind)
         for outcome in await asking:
-            assert (outcome.status, outcome.error["code"]) == (503, "unavailable")
+            assert (outcome.status, outcome.error["code"]) == (status, code)
             assert int(outcome.headers["retry-after"]) >= 1
 
 
@@ -178,7 +167,7 @@ async def test_rw_061_no_worker_can_be_reached() -> None:
     async with FakeWorker.open(store) as worker:
         record = worker.record
     await store.registry().announce(record)
-    async with running_proxy(store) as proxy:
+    async with running_proxy(store, held_s=0.0) as proxy:
         await eventually(lambda: proxy.fleet.links)
         for outcome in await _both_modes(proxy, _of_case_061()):
             assert outcome.status in (502, 503) and outcome.error["type"] == "server_error"

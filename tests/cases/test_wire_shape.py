@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from prefixcache.protocol import Sampling
-from tests.cases.catalogue import CASES, Call, changed, without
-from tests.cases.world import World, open_world
+from tests.cases.catalogue import CASES, Call, Placeholders, calls, changed, without
+from tests.cases.world import MODEL, World, open_world
+from tests.support.engine_proxy import engine_answers, engine_proxy
 from tests.support.valkey import Server
 
 APPLIED: Mapping[str, Any] = {
@@ -98,6 +99,19 @@ async def test_rw_084_all_fields_at_once(valkey: Server) -> None:
         (outcome,) = await world.play("RW-084")
         assert outcome.status == 400
         assert outcome.error["param"] in REFUSED
+
+
+async def test_rw_084_an_engine_gets_the_body_as_it_is() -> None:
+    """Byte for byte, so that no number is written in another way; a stream is asked for its usage besides."""
+    (call,) = calls("RW-084", Placeholders(model=MODEL))
+    content = call.content.replace(b"0.05", b"5.0e-2")
+    async with engine_proxy(engine_answers(MODEL)) as fleet:
+        await fleet.client.post(call.path, content=content)
+        streamed = content[:-1] + b', "stream": true}'
+        await fleet.client.post(call.path, content=streamed)
+        whole, asked_for_usage = [request.body for request in fleet.asked()]
+        assert whole == content
+        assert asked_for_usage == b'{"stream_options":{"include_usage":true},' + streamed[1:]
 
 
 def test_rw_084_every_field_of_the_case_is_looked_at() -> None:

@@ -93,3 +93,9 @@ def test_other_paths_pass_through(output: list[str]) -> None:
     tokens, models = map(json.loads, output[4].strip().splitlines())
     assert tokens["tokens"] == list(b"high water")
     assert [card["id"] for card in models["data"]] == ["my-model"]
+
+
+def test_every_engine_forgets(output: list[str]) -> None:
+    assert output[5].strip().startswith("HTTP/1.1 200 OK")
+    (told,) = re.findall(r"^x-prefixcache-engines: (.*)\r$", output[5], re.MULTILINE)
+    assert [each.rpartition("=")[2] for each in told.split(", ")] == ["200", "200"]

@@ -146,6 +146,19 @@ async def test_waiting_ends_without_one() -> None:
         await waiting
 
 
+async def test_waiting_for_any_engine() -> None:
+    world = World("starting", "starting")
+    waiting = asyncio.create_task(world.fleet.any_up_within(30.0))
+    await world.look()
+    assert not waiting.done()
+    await world.engines[1].finds(report())
+    await waiting
+    await world.fleet.any_up_within(0.0)
+    await world.engines[1].finds("dead", times=2)
+    with pytest.raises(Unavailable, match="no engine is up"):
+        await world.fleet.any_up_within(0.01)
+
+
 async def test_all_engines_are_asked_until_the_owner_ends_it() -> None:
     world = World(report("a"), report("b"))
     task = asyncio.create_task(world.fleet.run())

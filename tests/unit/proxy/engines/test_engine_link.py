@@ -283,9 +283,40 @@ async def test_an_engine_without_prefix_caching_is_told_once(caplog: pytest.LogC
     assert caplog.text.count("runs without prefix caching") == 1
 
 
+async def test_a_cache_that_it_was_told_to_forget_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine(report("m"))
+    await engine.link.look()
+    since = engine.link.process
+    engine.link.note_lost_cache("/reset_prefix_cache was asked of it")
+    assert engine.claims.num_begun == 1
+    assert engine.link.process != since, "nor does a proxy believe what it placed there itself"
+    assert "e1:8000: /reset_prefix_cache was asked of it, what it had cached is taken for lost" in caplog.text
+
+
+async def test_it_is_looked_at_without_delay_when_it_was_told_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.engines.engine_link.ENGINE_ASK_S", 3600.0)
+    engine = ScriptedEngine(report("m"))
+    task = asyncio.create_task(engine.link.run())
+    try:
+        await eventually(lambda: engine.prober.num_probes == 1)
+        engine.link.look_soon()
+        await eventually(lambda: engine.prober.num_probes == 2)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_engine_that_came_up_without_a_model_is_told_too() -> None:
+    engine, told_of = ScriptedEngine(report()), []
+    engine.link.on_change = lambda: told_of.append(engine.link.is_up)
+    await engine.finds(report())
+    await engine.finds(report())
+    assert told_of == [True]
+
+
 async def test_new_models_are_told() -> None:
     engine, told_of = ScriptedEngine(report("m")), []
-    engine.link.on_models = lambda: told_of.append(len(engine.link.models))
+    engine.link.on_change = lambda: told_of.append(len(engine.link.models))
     for finds in (report("m"), report("m"), report("m", "adapter"), report("m")):
         await engine.finds(finds)
     assert told_of == [1, 2]

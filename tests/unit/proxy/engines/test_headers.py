@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.engines.headers import HeaderRules, response_headers
+from prefixcache.errors import ConfigError
+from proxy.engines.engine_url import EngineUrl
+from proxy.engines.headers import Header, HeaderRules, read_header_names
 
 IDENTITY = (b"accept-encoding", b"identity")
+ENGINE = EngineUrl.parse("http://gpu-1:8000/base")
+
+
+def response_headers(given: list[Header], *passed: str) -> list[Header]:
+    return HeaderRules(passed=read_header_names(passed)).to_client(given, ENGINE)
 
 
 def test_what_apps_send_reaches_the_engine_as_it_is() -> None:
@@ -82,8 +89,37 @@ def test_what_engines_answer_reaches_the_client() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    b"Transfer-Encoding Connection Keep-Alive Trailer Upgrade Server Date Set-Cookie Location Alt-Svc "
+    b"Transfer-Encoding Connection Keep-Alive Trailer Upgrade Server Date Set-Cookie Alt-Svc "
     b"Access-Control-Allow-Origin Proxy-Authenticate Strict-Transport-Security X-Prefixcache-Worker X-Unknown".split(),
 )
 def test_what_of_an_answer_does_not_reach_the_client(name: bytes) -> None:
     assert response_headers([(name, b"x"), (name.lower(), b"x")]) == []
+
+
+def test_a_place_that_an_answer_names_is_told_as_seen_from_outside() -> None:
+    given = [(b"Location", b"http://gpu-1:8000/base/v1/files/f"), (b"content-location", b"/base/x")]
+    assert response_headers(given) == [(b"Location", b"/v1/files/f"), (b"content-location", b"/x")]
+
+
+def test_what_the_operator_names_passes_both_ways() -> None:
+    given = [(b"X-Tenant", b"a"), (b"Cookie", b"b"), (b"X-Other", b"c")]
+    rules = HeaderRules(passed=read_header_names(["x-tenant", "COOKIE"]))
+    assert rules.to_engine(given) == [(b"X-Tenant", b"a"), (b"Cookie", b"b"), IDENTITY]
+    assert response_headers(given, "X-TENANT") == [(b"X-Tenant", b"a")]
+    named = [(b"connection", b"x-tenant"), *given]
+    assert response_headers(named, "x-tenant") == [] and rules.to_engine(named) == [(b"Cookie", b"b"), IDENTITY]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *"Host content-length Transfer-Encoding connection upgrade TE accept-encoding".split(),
+        *"x-prefixcache-worker Access-Control-Allow-Origin X-A: X-A:b X-Ä".split(),
+        "",
+        "X A",
+        "X-A\r\nX-B",
+    ],
+)
+def test_a_name_that_never_passes(name: str) -> None:
+    with pytest.raises(ConfigError):
+        read_header_names([name])

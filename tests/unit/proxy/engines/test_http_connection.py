@@ -337,7 +337,7 @@ class Rebel(ResponseLog):
 async def test_a_sink_may_abort_in_the_middle_of_a_read(when: str, is_head: bool) -> None:
     with ScriptedConnection() as scripted:
         sink = Rebel(scripted, when, None)
-        scripted.connection.start(b"request", sink, sink.over, is_head=is_head)
+        scripted.connection.start([b"request"], sink, sink.over, is_head=is_head)
         scripted.receive(stream_head() + HELLO)
         if when == "data" and is_head:
             assert sink.is_over
@@ -353,7 +353,7 @@ async def test_a_sink_that_raises_gets_its_own_error(when: str) -> None:
     error = ValueError("sink")
     with ScriptedConnection() as scripted:
         sink = Rebel(scripted, when, error)
-        scripted.connection.start(b"request", sink, sink.over, is_head=False)
+        scripted.connection.start([b"request"], sink, sink.over, is_head=False)
         scripted.receive(stream_head() + HELLO)
         assert sink.error is error and scripted.transport.is_closing()
 

@@ -6,9 +6,13 @@ import pytest
 
 from prefixcache.errors import InvalidRequest
 from proxy.engines.engine_url import EngineUrl
-from proxy.engines.http_message import EngineRequest, request_bytes
+from proxy.engines.http_message import EngineRequest, request_parts
 
 PLAIN = EngineUrl.parse("http://gpu-1:8000")
+
+
+def request_bytes(request: EngineRequest, url: EngineUrl) -> bytes:
+    return b"".join(request_parts(request, url))
 
 
 def test_a_post_as_a_whole() -> None:
