@@ -17,6 +17,7 @@ import uvloop
 from prefixcache.config import secret_option, settings_command, worker_token_option
 from prefixcache.errors import ConfigError
 from prefixcache.index.keys import DEFAULT_KEY_PREFIX
+from prefixcache.limits import CONNECT_TIMEOUT_S, ENGINE_GAP_S
 from prefixcache.local_store import LocalStore
 from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
 from prefixcache.store import RedisStore
@@ -26,6 +27,8 @@ from proxy.config import DEFAULT_HOST, DEFAULT_PORT, DEFAULT_REDIS_URL, ProxySet
 from proxy.cors import check_origins
 from proxy.engines.engine_place import read_engine_places
 from proxy.engines.engine_settings import EngineSettings
+from proxy.engines.headers import read_header_names
+from proxy.engines.http_pool import EngineTimeouts
 from proxy.server import serving
 from proxy.store import Store
 
@@ -90,6 +93,34 @@ def _open_store(settings: ProxySettings) -> AbstractAsyncContextManager[Store]:
     type=click.IntRange(min=1),
     help="KV blocks of each engine whose metrics do not tell.",
 )
+@click.option(
+    "--engine-connect-timeout",
+    default=CONNECT_TIMEOUT_S,
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds to wait for a connection to an engine; another one is asked then.",
+)
+@click.option(
+    "--engine-first-byte-timeout",
+    default=0.0,
+    show_default="0, no limit",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Seconds to wait for the first byte of an answer: queueing and prefill, or a whole answer that is no stream.",
+)
+@click.option(
+    "--engine-idle-timeout",
+    default=ENGINE_GAP_S,
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Seconds between two pieces of an answer; 0: no limit. Nothing limits an answer whose bytes flow.",
+)
+@click.option(
+    "--engine-pass-header",
+    multiple=True,
+    metavar="NAME",
+    help="Header that passes between clients and engines, both ways, besides the known ones. Repeatable.",
+)
 @secret_option("engine-api-key", "Key with which engines are asked for their models; not as a flag.  [default: none]")
 @click.option("--host", default=DEFAULT_HOST, help="Address to listen on.")
 @click.option(
@@ -114,6 +145,10 @@ def main(
     engine: tuple[str, ...],
     tokenizer: Path | None,
     engine_capacity: int | None,
+    engine_connect_timeout: float,
+    engine_first_byte_timeout: float,
+    engine_idle_timeout: float,
+    engine_pass_header: tuple[str, ...],
     engine_api_key: str | None,
     host: str,
     port: int,
@@ -135,7 +170,16 @@ def main(
             worker_token=check_token(worker_token),
             cors_origins=cors_origin,
             engines=EngineSettings(
-                urls=engine, tokenizer=tokenizer, capacity_blocks=engine_capacity, api_key=engine_api_key or None
+                urls=engine,
+                tokenizer=tokenizer,
+                capacity_blocks=engine_capacity,
+                timeouts=EngineTimeouts(
+                    connect_s=engine_connect_timeout,
+                    first_byte_s=engine_first_byte_timeout or None,
+                    gap_s=engine_idle_timeout or None,
+                ),
+                passed_headers=read_header_names(engine_pass_header),
+                api_key=engine_api_key or None,
             ),
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -114,6 +114,11 @@ class Answer(ABC):
     def include_usage(self) -> bool:
         return self._head.include_usage
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether log probabilities are told."""
+        return self._head.spelling is not None
+
     def opening(self, choice: int) -> AnswerBody | None:
         """What a stream says of a choice before its first token."""
         opening = self._opening(choice)

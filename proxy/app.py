@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from prefixcache.errors import Unavailable
+from prefixcache.errors import NoWorkerReady, PrefixCacheError, Unavailable
 from prefixcache.hashing import engine_namespace
 from prefixcache.keeper import Keeper
-from prefixcache.limits import MAX_BODY_BYTES, SHUTDOWN_GRACE_S, TOKENIZE_THREADS
+from prefixcache.limits import HELD_DOWN_S, MAX_BODY_BYTES, SHUTDOWN_GRACE_S, TOKENIZE_THREADS
 from prefixcache.load import new_proxy_id
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.rendering.engine_prompt import EnginePrompts
@@ -39,9 +39,11 @@ from proxy.exchange import Books
 from proxy.fleet import Fleet
 from proxy.generation_handler import GenerationHandler
 from proxy.health import HealthHandlers
+from proxy.held_requests import HeldRequests
 from proxy.load_table import LoadTable
 from proxy.placer import Placer
 from proxy.prediction import Predictor, PromptReader
+from proxy.rebalancer import Rebalancer
 from proxy.recent_placements import RecentPlacements
 from proxy.reports import ReportHandlers
 from proxy.secret import DeploymentSecret
@@ -67,6 +69,8 @@ class AppParts:
     engines: EngineSettings = field(default_factory=EngineSettings)
     has_redis: bool = True
     """Whether the store is one that proxies share."""
+    held_s: float = HELD_DOWN_S
+    """Patience of a request for a known model while none of its own workers is ready."""
     cors_origins: Collection[str] = ()
     """Origins whose pages may call this proxy; none is told anything if there are none."""
 
@@ -85,6 +89,7 @@ ENGINES = web.AppKey("engines", EngineFleet)
 ENGINE_HANDLER = web.AppKey("engine_handler", EngineHandler)
 DISPATCH = web.AppKey("dispatch", Dispatch)
 LOADS = web.AppKey("loads", LoadTable)
+HELD = web.AppKey("held", HeldRequests)
 GENERATION = web.AppKey("generation", GenerationHandler)
 TOKENIZE = web.AppKey("tokenize", TokenizeHandlers)
 HEALTH = web.AppKey("health", HealthHandlers)
@@ -143,7 +148,9 @@ async def _drain(app: web.Application) -> None:
             await app[GENERATION].idle()
             await app[ENGINE_HANDLER].idle()
     except TimeoutError:
-        app[FLEET].fail_all(Unavailable("the proxy is shutting down, try again"))
+        error = Unavailable("the proxy is shutting down, try again")
+        app[HELD].turn_away(error)
+        app[FLEET].fail_all(error)
         await app[ENGINES].fail_all()
 
 
@@ -220,12 +227,17 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         proxy_id=app[PROXY_ID],
         metrics=books.metrics,
     )
+    rebalancer = Rebalancer(placer=placer, loads=app[LOADS], metrics=books.metrics)
+    app[FLEET].on_idle = rebalancer.offer
+    app[HELD] = HeldRequests(partial(_takes_requests, app), books.metrics, patience_s=app[PARTS].held_s)
     reader = PromptReader(app[EXECUTOR])
     app[GENERATION] = GenerationHandler(
         fleet=app[FLEET],
         secret=app[SECRET],
         reader=reader,
         placer=placer,
+        rebalancer=rebalancer,
+        held=app[HELD],
         books=books,
     )
     engines, served = app[ENGINES], ServedModels(app[FLEET], app[ENGINES])
@@ -237,7 +249,7 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         placer=placer,
         loads=app[LOADS],
         books=books,
-        rules=HeaderRules(),
+        rules=HeaderRules(passed=app[PARTS].engines.passed_headers),
     )
     app[TOKENIZE] = TokenizeHandlers(app[FLEET], reader)
     app[DISPATCH] = Dispatch(
@@ -250,6 +262,17 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
     app[HEALTH] = HealthHandlers(app[STORE], app[FLEET], engines, app[LOADS], has_redis=app[PARTS].has_redis)
     app[REPORTS] = ReportHandlers(served, books.metrics, books.stats)
     yield
+
+
+def _takes_requests(app: web.Application, name: str) -> bool:
+    """Whether a worker that serves the model is ready and stays, or the wait for one is in vain."""
+    try:
+        model = app[FLEET].model(name)
+    except NoWorkerReady:
+        return False
+    except PrefixCacheError:
+        return True
+    return any(not app[LOADS].is_draining(link) for link in app[FLEET].ready_links(model.namespace))
 
 
 def _engine_prompts(renderer: Renderer | None, threads: TokenizingThreads, block_size: int) -> EnginePrompts:

@@ -51,6 +51,10 @@ class Destination(Protocol):
         """Most tokens of prompt and answer together."""
 
     @property
+    def block_size(self) -> int:
+        """Tokens of one KV block."""
+
+    @property
     def prefill_rate(self) -> float | None:
         """Uncached tokens a second as this proxy measured them; None while it has not, or leaves that to the worker."""
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
 
 from prefixcache.metrics import ProxyMetrics
-from prefixcache.protocol import Generate
 from proxy.access_log import AccessRecord
 from proxy.answer import Answer, CompletionUsage, FinishReason, WholeChoice, completion_usage
 from proxy.cache_stats import CacheStats
@@ -24,11 +24,9 @@ from proxy.generation import Generation
 from proxy.generation_group import GenerationGroup
 from proxy.json_answers import json_answer
 from proxy.model import Model
-from proxy.placer import ReservedPrompt
 from proxy.scored_tokens import ScoredToken, ScoredTokens
 from proxy.sse_stream import DONE, SseStream, event
-from proxy.worker_link import WorkerLink
-from proxy.worker_stream import WorkerStream
+from proxy.whereabouts import Whereabouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +37,8 @@ class Books:
     stats: CacheStats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedPrompt:
-    """One prompt of a request with the worker that gets it."""
-
-    reserved: ReservedPrompt[WorkerLink]
-    stream: WorkerStream
-    frames: tuple[Generate, ...]
-    """One for each choice."""
+PlacedPrompt = Sequence[Whereabouts]
+"""One prompt of a request: where each of its choices is."""
 
 
 class Exchange:
@@ -62,9 +54,13 @@ class Exchange:
         num_choices: int,
         stop_strings: tuple[str, ...],
         answer: Answer,
+        movable: set[Generation],
         books: Books,
     ) -> None:
-        """Without `prompts` nothing is generated: the answer is what the answer object says of its own accord."""
+        """Without `prompts` nothing is generated: the answer is what the answer object says of its own accord.
+
+        `movable`: those of the whole process that an idle worker may have.
+        """
         self._request = request
         self._record = record
         self._model = model
@@ -72,6 +68,7 @@ class Exchange:
         self._num_choices = num_choices
         self._stop_strings = stop_strings
         self._answer = answer
+        self._movable = movable
         self._books = books
 
     async def answer_whole(self) -> web.StreamResponse:
@@ -96,7 +93,7 @@ class Exchange:
 
     async def answer_stream(self) -> web.StreamResponse:
         """Raises what a generation failed with before the first token; a later error is told inside the stream."""
-        sse = SseStream(self._request, self._headers())
+        sse = SseStream(self._request)
         for choice in range(self._num_choices):
             if (opening := self._answer.opening(choice)) is not None:
                 sse.send(event(opening))
@@ -127,7 +124,7 @@ class Exchange:
                 member.done.add_done_callback(partial(on_done, choice, member))
             await group.first
             group.raise_error()
-            await sse.begin()
+            await sse.begin(self._headers())
             if has_text:
                 self._mark_first_text()
             await group.done
@@ -141,24 +138,33 @@ class Exchange:
         sse.send(closing + last)
         return await sse.end()
 
-    def _group(self, on_text: Callable[[int, str, Sequence[ScoredToken]], None]) -> GenerationGroup:
+    @asynccontextmanager
+    async def _group(
+        self, on_text: Callable[[int, str, Sequence[ScoredToken]], None]
+    ) -> AsyncIterator[GenerationGroup]:
+        """Sends the request. Raises NoWorkerReady, Unavailable."""
+        try:
+            async with self._generations(on_text) as group:
+                yield group
+        finally:
+            self._note_places()
+
+    def _generations(self, on_text: Callable[[int, str, Sequence[ScoredToken]], None]) -> GenerationGroup:
         renderer = self._model.renderer
         members: list[Generation] = []
         gaps = self._books.metrics.inter_token_latency.labels(self._model.name)
-        for prompt in self._prompts:
-            for frame in prompt.frames:
-                is_scored = frame.sampling.top_logprobs is not None
-                generation = Generation(
-                    prompt.stream,
-                    frame,
-                    prompt.reserved.reservation.choices[frame.choice],
+        for whereabouts in self._all_whereabouts():
+            members.append(
+                Generation(
+                    whereabouts,
                     detokenizer=renderer.detokenizer(),
                     stop_strings=self._stop_strings,
-                    scored=ScoredTokens(renderer.token_bytes) if is_scored else None,
+                    scored=ScoredTokens(renderer.token_bytes) if self._answer.is_scored else None,
                     on_text=partial(on_text, len(members)),
                     on_tokens=TokenGaps(gaps.observe),
+                    movable=self._movable,
                 )
-                members.append(generation)
+            )
         return GenerationGroup(members)
 
     def _finish_reasons(self, group: GenerationGroup) -> Sequence[FinishReason]:
@@ -167,14 +173,24 @@ class Exchange:
         return reasons or ["length"] * self._num_choices
 
     def _headers(self) -> Mapping[str, str]:
+        """Of the workers that answer, as far as a token or the end has come: until then a request may be moved."""
         headers = {"x-request-id": self._record.request_id}
         if self._prompts:
+            self._note_places()
             headers["x-prefixcache-worker"] = self._record.worker
             headers["x-prefixcache-hit-tokens"] = str(self._record.hit_tokens)
             headers["x-prefixcache-reason"] = joined_names(
-                prompt.reserved.placement.decision.reason for prompt in self._prompts
+                choices[0].placement.decision.reason for choices in self._prompts
             )
         return headers
+
+    def _note_places(self) -> None:
+        """Where its generations are by now; of the choices of a prompt, the first one speaks for its hits."""
+        self._record.worker = joined_names(each.placement.link.worker_id for each in self._all_whereabouts())
+        self._record.hit_tokens = sum(choices[0].placement.decision.hit_tokens for choices in self._prompts)
+
+    def _all_whereabouts(self) -> Sequence[Whereabouts]:
+        return [whereabouts for choices in self._prompts for whereabouts in choices]
 
     def _last_events(self, group: GenerationGroup) -> bytes:
         usage = self._account(group)
@@ -203,7 +219,7 @@ class Exchange:
         record.completion_tokens = output_tokens = sum(member.output_tokens for member in group.members)
         metrics.prompt_tokens.labels(model).inc(record.prompt_tokens)
         metrics.cached_tokens.labels(model).inc(cached_tokens)
-        predicted = sum(prompt.reserved.placement.index_hit_tokens for prompt in self._prompts)
+        predicted = sum(choices[0].placement.index_hit_tokens for choices in self._prompts)
         metrics.predicted_hit_tokens.labels(model).inc(predicted)
         metrics.generation_tokens.labels(model).inc(output_tokens)
         for usage in (member.usage for member in group.members):

@@ -26,6 +26,8 @@ class Expectation:
 
 
 NOTHING = Expectation()
+NO_ANSWER = Expectation(source="own_placements")
+"""Nothing either, but the index did not say so."""
 
 
 def claimed_blocks(link: Destination, match: Match) -> int:

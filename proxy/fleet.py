@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prefixcache import hashing
-from prefixcache.errors import IndexUnavailable, ModelNotFound, Unavailable
-from prefixcache.limits import REGISTRY_READ_S
+from prefixcache.errors import IndexUnavailable, ModelNotFound, NoWorkerReady, Unavailable
+from prefixcache.limits import RECORD_DEAD_AFTER_S, REGISTRY_READ_S
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.registry import WorkerRecord
 from proxy.model import Model, main_name
@@ -37,6 +38,7 @@ class Fleet:
         metrics: ProxyMetrics,
         log: QuietLog,
         worker_token: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._tokenizers = tokenizers
@@ -48,6 +50,11 @@ class Fleet:
         self._models: dict[str, Model] = {}
         self._namespace_told: dict[str, str] = {}
         self._counted_models: set[str] = set()
+        self._clock = clock
+        self._served_at: dict[str, float] = {}
+        """When a registered worker was last seen to serve each name."""
+        self.on_idle: Callable[[WorkerLink], None] = lambda _: None
+        """Called with each beat of a worker that owes nobody a first token."""
         self.registry_read_at: float | None = None
         """Monotonic time of the last answer of the registry."""
         self.registry_reachable = False
@@ -78,19 +85,23 @@ class Fleet:
         ]
 
     def knows(self, name: str) -> bool:
-        """Whether a registered worker serves it, ready or not."""
-        return any(name in _names(link.record) for link in self._links.values())
+        """Whether a worker serves it, ready or not, or has done so lately: it may come back."""
+        if any(name in _names(link.record) for link in self._links.values()):
+            return True
+        return self._clock() - self._served_at.get(name, -math.inf) < RECORD_DEAD_AFTER_S
 
     def model(self, name: str) -> Model:
         """The model behind a served name: the namespace with most ready workers, then the newest.
 
-        Raises ModelNotFound, or Unavailable while its workers (or all workers) are not there yet.
+        Raises NoWorkerReady where it is known and none is ready, ModelNotFound where it is not known, or Unavailable
+        while no worker at all is there.
         """
-        known = [link for link in self._links.values() if name in _names(link.record)]
-        ready = [link for link in known if link.ready]
+        ready = [link for link in self._links.values() if link.ready and name in _names(link.record)]
         if not ready:
-            if known or not self._links:
-                raise Unavailable("no worker is ready to serve this model yet, try again in a moment")
+            if self.knows(name):
+                raise NoWorkerReady("no worker is ready to serve this model yet, try again in a moment")
+            if not self._links:
+                raise Unavailable("no worker is there yet, try again in a moment")
             raise ModelNotFound(f"The model `{name[:100]}` does not exist", param="model")
         namespaces = Counter(link.record.namespace for link in ready)
         newest = {link.record.namespace: link.record.started_at for link in sorted(ready, key=_started_at)}
@@ -167,14 +178,25 @@ class Fleet:
         for link in self.links:
             if link.worker_id not in registered and link.stream is None:
                 await self._drop(link)
+        self._note_names()
         self._tokenizers.keep_only({link.record.tokenizer_fingerprint for link in self.links})
         namespaces = {link.record.namespace for link in self.links}
         for namespace in [known for known in self._models if known not in namespaces]:
             del self._models[namespace]
 
+    def _note_names(self) -> None:
+        now = self._clock()
+        for name, served_at in list(self._served_at.items()):
+            if now - served_at >= RECORD_DEAD_AFTER_S:
+                del self._served_at[name]
+        for link in self._links.values():
+            self._served_at.update(dict.fromkeys(_names(link.record), now))
+
     def _add(self, record: WorkerRecord) -> None:
         worker_id = record.worker_id
-        link = WorkerLink(record, self._tokenizers, self._log, self._worker_token)
+        link = WorkerLink(
+            record, self._tokenizers, self._log, self._worker_token, on_idle=lambda link: self.on_idle(link)
+        )
         self._links[worker_id] = link
         self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
         self._metrics.num_requests_waiting.labels(worker_id).set_function(lambda: link.own_waiting)

@@ -1,8 +1,11 @@
-"""One generation on one worker: token ids in, text out, and the account of what it cost.
+"""One generation on its worker: token ids in, text out, and the account of what it cost.
 
     sent ──first token──> text ──stop string──> abort sent ──end, or END_WAIT_S──┐
       │                    └───────────────────end──────────────────────────────> done (finish_reason)
       └── fail, or the stream is lost ──────────────────────────────────────────> done (error)
+
+Before its first token it may go elsewhere: where its worker refuses it as one that is overloaded or drains, and where
+it is asked back for an idle worker. What crosses decides: once it has started it stays.
 
 `async with` owns it: whatever ends the scope before `done`, a client that left included, aborts it at the worker.
 """
@@ -11,17 +14,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
+from typing import Literal
 
-from prefixcache.errors import WorkerFault
+from prefixcache.errors import Draining, Overloaded, PrefixCacheError, WorkerFault
 from prefixcache.limits import END_WAIT_S
-from prefixcache.protocol import End, Generate, StepEntry, TokenLogprobs, Usage
+from prefixcache.protocol import End, StepEntry, TokenLogprobs, Usage
 from prefixcache.rendering.detokenizer import Detokenizer
 from prefixcache.rendering.stop_strings import StopScanner
 from proxy.answer import FinishReason
-from proxy.reservation import ReservedChoice
 from proxy.scored_tokens import ScoredToken, ScoredTokens
-from proxy.worker_stream import WorkerStream
+from proxy.whereabouts import Whereabouts
+from proxy.worker_link import WorkerLink
+
+MoveOutcome = Literal["moved", "stayed", "left", "failed"]
+"""stayed: it has started meanwhile. left: the client has. failed: it could be sent to nobody, or has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Move:
+    """Asked for, and not made yet."""
+
+    link: WorkerLink
+    on_settled: Callable[[MoveOutcome], None]
 
 
 class Generation:
@@ -29,25 +46,26 @@ class Generation:
 
     def __init__(
         self,
-        stream: WorkerStream,
-        frame: Generate,
-        reserved: ReservedChoice,
+        whereabouts: Whereabouts,
         *,
         detokenizer: Detokenizer,
         stop_strings: tuple[str, ...],
         scored: ScoredTokens | None = None,
         on_text: Callable[[str, Sequence[ScoredToken]], None],
         on_tokens: Callable[[int], None],
+        movable: set[Generation] | None = None,
     ) -> None:
         """`on_text` gets final text, `on_tokens` the count of new tokens; both are called from the stream.
 
-        With `scored` the text comes with the log probabilities of the tokens that begin in it.
+        With `scored` the text comes with the log probabilities of the tokens that begin in it. It is among the
+        `movable` while it may be moved.
         """
         self._loop = asyncio.get_running_loop()
-        self._stream = stream
-        self._frame = frame
-        self._reserved = reserved
-        self._stop_token_ids = frozenset(frame.stop_token_ids)
+        self.whereabouts = whereabouts
+        self._movable = movable if movable is not None else set()
+        self._move: _Move | None = None
+        """To be made once its worker has given it back."""
+        self._stop_token_ids: frozenset[int] = frozenset()
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stop_strings) if stop_strings else None
         self._scored = scored
@@ -70,15 +88,12 @@ class Generation:
     @property
     def choice(self) -> int:
         """Its number among the choices of one prompt."""
-        return self._frame.choice
-
-    @property
-    def stream(self) -> WorkerStream:
-        return self._stream
+        return self.whereabouts.number
 
     async def __aenter__(self) -> Generation:
-        """Sends the request. Raises Unavailable."""
-        self._stream.generate(self._frame, self)
+        """Sends the request. Raises NoWorkerReady."""
+        self.whereabouts.send(self)
+        self._was_sent()
         return self
 
     async def __aexit__(
@@ -87,13 +102,25 @@ class Generation:
         """Does not wait, so that no second cancellation can interrupt it."""
         if self._end_timer is not None:
             self._end_timer.cancel()
-        self._reserved.gone()
+        self._settle_move("left")
+        self.whereabouts.choice.gone()
         if not self._ended:
-            self._stream.abort(self._frame.id, forget=True)
+            self._abort(forget=True)
+
+    def move_to(self, link: WorkerLink, on_settled: Callable[[MoveOutcome], None]) -> None:
+        """Asks its worker for it, to send it to `link`; for one of the `movable`.
+
+        `on_settled` is called once, with what became of it, whatever ends this generation's scope before that.
+        """
+        self._movable.discard(self)
+        self._move = _Move(link=link, on_settled=on_settled)
+        stream, frame = self.whereabouts.sent
+        stream.abort_if_waiting(frame.id)
 
     def on_started(self, cached_tokens: int) -> None:
+        self._settle_move("stayed")
         self.cached_tokens = cached_tokens
-        self._reserved.started()
+        self.whereabouts.choice.started()
 
     def on_tokens(self, entry: StepEntry) -> None:
         if self.finish_reason is not None:
@@ -109,7 +136,8 @@ class Generation:
             return
         num_before = self._num_received
         if not num_before:
-            self._reserved.first_token()
+            self._settle_move("stayed")
+            self.whereabouts.choice.first_token()
         self._num_received += len(ids)
         self._on_tokens(len(ids))
         if ids[-1] in self._stop_token_ids:
@@ -122,6 +150,9 @@ class Generation:
             self.first.set_result(None)
 
     def on_end(self, end: End) -> None:
+        if self._move is not None and end.reason == "aborted":
+            self._make_move()
+            return
         self._ended = True
         self.usage = end.usage
         self.cached_tokens = end.usage.cached_tokens
@@ -135,6 +166,47 @@ class Generation:
         self._finish()
 
     def on_fail(self, error: Exception) -> None:
+        if self._move is not None and isinstance(error, Overloaded | Draining | WorkerFault):
+            self._make_move()
+        elif isinstance(error, Overloaded | Draining) and not self._num_received:
+            self._send_again(partial(self.whereabouts.send_elsewhere, self, error))
+        else:
+            self._fail(error)
+
+    def _was_sent(self) -> None:
+        """For the first time, or again after nothing came of it elsewhere."""
+        self.cached_tokens = None
+        self._stop_token_ids = frozenset(self.whereabouts.sent[1].stop_token_ids)
+        if self.whereabouts.is_movable:
+            self._movable.add(self)
+
+    def _send_again(self, send: Callable[[], None]) -> bool:
+        try:
+            send()
+        except PrefixCacheError as error:
+            self._fail(error)
+            return False
+        self._was_sent()
+        return True
+
+    def _make_move(self) -> None:
+        move, self._move = self._move, None
+        assert move is not None, "only a move that was asked for is made"
+        was_sent = self._send_again(partial(self.whereabouts.move, self, move.link))
+        move.on_settled("moved" if was_sent else "failed")
+
+    def _settle_move(self, outcome: MoveOutcome) -> None:
+        """It cannot be moved any more, and a move that was asked for has come to this."""
+        self._movable.discard(self)
+        move, self._move = self._move, None
+        if move is not None:
+            move.on_settled(outcome)
+
+    def _abort(self, *, forget: bool) -> None:
+        stream, frame = self.whereabouts.sent
+        stream.abort(frame.id, forget=forget)
+
+    def _fail(self, error: Exception) -> None:
         self._ended = True
         # A text that a stop string completed is whole, whatever becomes of the worker afterwards.
         if self.finish_reason is None:
@@ -155,7 +227,7 @@ class Generation:
                 self._scored.take(token_id, logprobs[place], text)
             num_tokens = num_before + place + 1
             # As in vLLM, no stop string is looked for before `min_tokens`.
-            if self._scanner is None or num_tokens <= self._frame.sampling.min_tokens:
+            if self._scanner is None or num_tokens <= self.whereabouts.sent[1].sampling.min_tokens:
                 self._emit(text)
                 continue
             text, matched = self._scanner.feed(text)
@@ -163,7 +235,7 @@ class Generation:
             if matched:
                 self.output_tokens = num_tokens
                 self.finish_reason = "stop"
-                self._stream.abort(self._frame.id, forget=False)
+                self._abort(forget=False)
                 self._end_timer = self._loop.call_later(END_WAIT_S, self._finish)
                 return
 
@@ -185,7 +257,8 @@ class Generation:
     def _finish(self) -> None:
         if self.done.done():
             return
-        self._reserved.gone()
+        self._settle_move("failed")
+        self.whereabouts.choice.gone()
         if not self.first.done():
             self.first.set_result(None)
         self.done.set_result(None)

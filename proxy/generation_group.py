@@ -34,8 +34,9 @@ class GenerationGroup:
 
     async def __aenter__(self) -> GenerationGroup:
         """Sends the requests. Raises Unavailable, and then none is left behind."""
-        for stream in {member.stream for member in self.members}:
-            stream.check_read()  # once: the frames of this very request may be more than one buffer holds
+        for stream in {member.whereabouts.stream for member in self.members}:
+            if stream is not None:
+                stream.check_read()  # once: the frames of this very request may be more than one buffer holds
         async with AsyncExitStack() as scopes:
             for member in self.members:
                 await scopes.enter_async_context(member)

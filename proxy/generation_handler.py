@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-import msgspec
 from aiohttp import web
 
-from prefixcache.errors import Unavailable
-from prefixcache.protocol import Generate
+from prefixcache.errors import NoWorkerReady
 from proxy.access_log import ACCESS_RECORD, AccessRecord
 from proxy.answer import Answer, AnswerHead, TokenSpelling
 from proxy.chat_answer import ChatAnswer
 from proxy.chat_request import ChatRequest, parse_chat_request
 from proxy.completion_answer import CompletionAnswer
 from proxy.completion_request import parse_completion_request
-from proxy.exchange import Books, Exchange, PlacedPrompt, joined_names
+from proxy.exchange import Books, Exchange, PlacedPrompt
 from proxy.fleet import Fleet
+from proxy.held_requests import HeldRequests
 from proxy.model import Model
 from proxy.placement import check_context
-from proxy.placer import Placer, ReservedPrompt
+from proxy.placer import Placer
 from proxy.prediction import AnyRequest, Prompt, PromptReader
+from proxy.prompt_frames import PromptFrames
+from proxy.rebalancer import Rebalancer
 from proxy.request_body import read_body
 from proxy.sampling_fields import GenerationOptions
 from proxy.secret import DeploymentSecret
-from proxy.worker_link import WorkerLink
+from proxy.whereabouts import Whereabouts
 
 
 class GenerationHandler:
@@ -43,6 +43,8 @@ class GenerationHandler:
         secret: DeploymentSecret,
         reader: PromptReader,
         placer: Placer,
+        rebalancer: Rebalancer,
+        held: HeldRequests,
         books: Books,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -50,6 +52,8 @@ class GenerationHandler:
         self._secret = secret
         self._reader = reader
         self._placer = placer
+        self._rebalancer = rebalancer
+        self._held = held
         self._books = books
         self._clock = clock
         self._request_numbers = itertools.count(1)
@@ -81,17 +85,30 @@ class GenerationHandler:
         record = request[ACCESS_RECORD]
         record.counted = True
         body = await read_body(request)
+        body_bytes = len(body)
         asked = await self._reader.parse(parse, body)
+        del body
+        patience = self._held.patience()
+        while True:
+            try:
+                return await self._answer_now(request, record, asked, body_bytes=body_bytes)
+            except NoWorkerReady as error:
+                # Nothing of an answer has been sent.
+                await patience.wait(asked.options.model, error)
+
+    async def _answer_now(
+        self, request: web.Request, record: AccessRecord, asked: AnyRequest, *, body_bytes: int
+    ) -> web.StreamResponse:
+        """Raises NoWorkerReady where nobody can take it."""
         model = self._fleet.model(asked.options.model)
         record.model = model.name
         prompts = await self._reader.read(
             model,
             asked,
-            body_bytes=len(body),
+            body_bytes=body_bytes,
             seed=self._secret.seed,
             most_tokens=self._fleet.max_model_len(model.namespace),
         )
-        del body
         record.prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
         with ExitStack() as reservations:
             exchange = Exchange(
@@ -102,6 +119,7 @@ class GenerationHandler:
                 num_choices=len(prompts) * asked.options.n,
                 stop_strings=asked.options.stop,
                 answer=self._answer_object(model, asked, prompts),
+                movable=self._rebalancer.movable,
                 books=self._books,
             )
             return await (exchange.answer_stream() if asked.options.stream else exchange.answer_whole())
@@ -122,35 +140,19 @@ class GenerationHandler:
         if options.max_tokens == 0:
             return []
         reserved = await self._placer.place(model, prompts, options, reservations)
-        record.worker = joined_names(each.placement.decision.worker_id for each in reserved)
-        record.hit_tokens = sum(each.placement.decision.hit_tokens for each in reserved)
-        return [self._placed(options, prompt, each) for prompt, each in zip(prompts, reserved, strict=True)]
-
-    def _placed(self, options: GenerationOptions, prompt: Prompt, reserved: ReservedPrompt[WorkerLink]) -> PlacedPrompt:
-        placement = reserved.placement
-        stream = placement.link.stream
-        if stream is None:
-            raise Unavailable("the worker was lost as it was chosen, try again")
-        model_stop_ids = () if options.ignore_eos else placement.link.record.stop_token_ids
-        sampling = msgspec.structs.replace(
-            options.sampling,
-            # One for each prompt: the same prompt given twice is to be answered in two ways.
-            seed=options.seed if options.seed is not None else secrets.randbits(64),
-            min_tokens=min(options.sampling.min_tokens, placement.max_tokens),
-        )
-        frames = tuple(
-            Generate(
-                id=f"{next(self._request_numbers):x}",
-                root=prompt.root,
-                prompt_ids=prompt.packed,
-                sampling=sampling,
-                stop_token_ids=tuple(dict.fromkeys((*model_stop_ids, *options.stop_token_ids))),
-                choice=choice,
-                max_tokens=placement.max_tokens,
+        placed: list[PlacedPrompt] = []
+        for prompt, each in zip(prompts, reserved, strict=True):
+            frames = PromptFrames(
+                prompt, options, request_numbers=self._request_numbers, received_at=record.received_at
             )
-            for choice in range(options.n)
-        )
-        return PlacedPrompt(reserved=reserved, stream=stream, frames=frames)
+            is_alone = len(prompts) == options.n == 1
+            placed.append(
+                tuple(
+                    Whereabouts(self._placer, each, frames, choice, reservations, is_alone=is_alone)
+                    for choice in range(options.n)
+                )
+            )
+        return placed
 
     def _answer_object(self, model: Model, asked: AnyRequest, prompts: Sequence[Prompt]) -> Answer:
         options, renderer = asked.options, model.renderer

@@ -3,6 +3,9 @@
     own ledgers ──every LOAD_REPORT_S──► index ──► records of workers and other proxies ──┐
     a match ──────────────────────────────────► fresher ones of the workers it names ─────┴──► ahead of a new request
 
+Workers take short prefills first, so what waits is kept by classes of length: what is ahead of a request is the rest of
+the slice that runs and what waits of the classes up to its own.
+
 Times are counted down with the age of an answer. A record that is older than LOAD_RECORD_S counts for nothing, also
 while there is no index to say so. A measured rate is no load: the last one stays.
 """
@@ -14,15 +17,19 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import add
 
 from prefixcache.errors import IndexUnavailable
 from prefixcache.limits import LOAD_RECORD_S, LOAD_REPORT_S, MATCH_LOADS
-from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad
+from prefixcache.load import NO_WAITING, IncarnationLoad, ProxyLoad, WorkerLoad
 from proxy.destination import Destination, HasLinks
+from proxy.recent_tokens import RecentTokens
 from proxy.store import Store
 from proxy.warnings_log import QuietLog
 
 _logger = logging.getLogger(__name__)
+RECENT_SHARE = 0.25
+"""Of what all caches hold: prompt tokens after which a placement has faded e-fold; by simulation, as the prices are."""
 _WORKER = ""
 """Names the worker among the writers of an incarnation's records; a proxy is named by its id."""
 
@@ -35,11 +42,10 @@ class _Elsewhere:
         "_seen",
         "_until",
         "_worker",
-        "is_draining",
         "prefilling_s",
-        "rest_s",
         "taken_at",
         "waiting_s",
+        "worker",
     )
 
     def __init__(self) -> None:
@@ -75,8 +81,8 @@ class _Elsewhere:
 
     def _add_up(self, now: float) -> None:
         self._until = float("inf")
-        self.rest_s = self.prefilling_s = self.waiting_s = 0.0
-        self.is_draining = False
+        self.prefilling_s, self.waiting_s = 0.0, NO_WAITING
+        self.worker: WorkerLoad | None = None
         for writer, (_, seen_at) in self._seen.items():
             end = seen_at + LOAD_RECORD_S
             if end <= now:
@@ -84,9 +90,9 @@ class _Elsewhere:
             self._until = min(self._until, end)
             if (record := self._proxies.get(writer)) is not None:
                 self.prefilling_s += record.prefilling_s
-                self.waiting_s += sum(record.waiting_s)
-            elif self._worker is not None:
-                self.rest_s, self.is_draining = self._worker.rest_s, self._worker.is_draining
+                self.waiting_s = _sums(self.waiting_s, record.waiting_s)
+            else:
+                self.worker = self._worker
 
 
 class LoadTable:
@@ -107,6 +113,8 @@ class LoadTable:
         self._clock = clock
         self._elsewhere: dict[int, _Elsewhere] = {}
         self._rates: dict[int, float] = {}
+        self._recent: dict[str, RecentTokens] = {}
+        """By namespace."""
 
     async def run(self) -> None:
         """Never returns; cancelled by its owner."""
@@ -143,32 +151,58 @@ class LoadTable:
             if load.worker is not None and load.worker.prefill_rate > 0:
                 self._rates[incarnation] = load.worker.prefill_rate
 
-    def ahead_s(self, link: Destination) -> float:
-        """Seconds of prefill that the worker will do before it begins with a request sent now.
+    def ahead(self, link: Destination) -> tuple[float, tuple[float, ...]]:
+        """Seconds until the worker chooses again what goes next, and prefill seconds of what waits there, by class.
 
-        Workers start requests in the order of their arrival, so that all that waits is ahead, whatever its class: this
-        is the place that changes once they take short ones first. What has started is told by the worker and, fresher,
-        by the proxies that sent it: the larger one counts. What waits is told by the proxies alone, each of its own;
-        nothing of ours comes from the index, which is late.
+        What has started is told by the worker and, fresher, by the proxies that sent it: the larger one counts. What
+        waits is told by the proxies alone, each of its own; nothing of ours comes from the index, which is late.
         """
-        ledger = link.ledger
-        rest_s, waiting_s = ledger.prefilling_s(), ledger.waiting_s
+        rest_s, waiting_s = link.ledger.ahead()
         elsewhere = self._elsewhere.get(link.incarnation)
         if elsewhere is None:
-            return rest_s + waiting_s
+            return rest_s, waiting_s
         now = self._clock()
         elsewhere.at(now)
         age_s = now - elsewhere.taken_at
-        rest_s += max(elsewhere.prefilling_s - age_s, 0.0)
-        return max(rest_s, elsewhere.rest_s - age_s) + waiting_s + elsewhere.waiting_s
+        if elsewhere.prefilling_s > age_s:
+            rest_s += elsewhere.prefilling_s - age_s
+        if elsewhere.waiting_s is not NO_WAITING:
+            waiting_s = _sums(waiting_s, elsewhere.waiting_s)
+        if (worker := elsewhere.worker) is not None:
+            rest_s = max(rest_s, worker.rest_s - age_s)
+            if any(worker.sliced_s):
+                waiting_s = _with_sliced(waiting_s, worker.sliced_s)
+        return rest_s, waiting_s
+
+    def ahead_s(self, link: Destination) -> float:
+        """Seconds of prefill of all that is there."""
+        rest_s, waiting_s = self.ahead(link)
+        return rest_s + sum(waiting_s)
+
+    def worker(self, link: Destination) -> WorkerLoad | None:
+        """What the worker said of itself last; None where that does not stand. For `rest_s`, see `ahead`."""
+        elsewhere = self._elsewhere.get(link.incarnation)
+        return elsewhere.at(self._clock()).worker if elsewhere is not None else None
+
+    def note_placed(self, link: Destination, tokens: int, *, among: Sequence[Destination]) -> None:
+        """A prompt went to `link`. Nothing is kept where a capacity is not known."""
+        capacities_tokens = [each.claimed_capacity_tokens or 0.0 for each in among]
+        if capacities_tokens and all(capacities_tokens):
+            recent = self._recent.setdefault(link.namespace, RecentTokens())
+            recent.place(link.worker_id, tokens, forgotten_tokens=RECENT_SHARE * sum(capacities_tokens))
+
+    def recent_tokens(self, link: Destination) -> float:
+        """Prompt tokens that this process placed there of late."""
+        recent = self._recent.get(link.namespace)
+        return recent.of(link.worker_id) if recent is not None else 0.0
 
     def prefill_rate(self, link: Destination) -> float | None:
         """Tokens a second that the worker measured last, or this proxy where it measures; None if neither has."""
         return self._rates.get(link.incarnation) or link.prefill_rate
 
     def is_draining(self, link: Destination) -> bool:
-        elsewhere = self._elsewhere.get(link.incarnation)
-        return elsewhere is not None and elsewhere.at(self._clock()).is_draining
+        worker = self.worker(link)
+        return worker is not None and worker.is_draining
 
     def least_loaded(self, links: Sequence[Destination]) -> Sequence[int]:
         """Incarnations with the least ahead, as many as a match may ask for."""
@@ -179,3 +213,21 @@ class LoadTable:
         for content in (self._elsewhere, self._rates):
             for incarnation in [incarnation for incarnation in content if incarnation not in known]:
                 del content[incarnation]
+
+
+def _sums(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(add, a, b))
+
+
+def _with_sliced(waiting_s: tuple[float, ...], sliced_s: tuple[float, ...]) -> tuple[float, ...]:
+    """With what a worker says is left of its sliced prefills, unless the proxies have told as much up to each class.
+
+    They tell it of what they have sent themselves, and may count it for a class below by now.
+    """
+    sums: list[float] = []
+    missing_s = 0.0
+    for told_s, left_s in zip(waiting_s, sliced_s, strict=True):
+        missing_s += left_s - told_s
+        sums.append(told_s + missing_s if missing_s > 0.0 else told_s)
+        missing_s = min(missing_s, 0.0)
+    return tuple(sums)

@@ -3,13 +3,17 @@
 match ──► expectations + load ──► policy ──► reservation ──long prefill──► commit ──tells of a deeper prefix──┐
                  ▲                                └──short one──► post                                        │
                  └────────────────────────── once more, and then post ────────────────────────────────────────┘
+
+What was placed may have to go elsewhere before it has begun: refused by its worker, or moved to an idle one. That goes
+by what is known already, so that it happens at once; a prompt of several choices sends each of them on its own way.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,14 +25,15 @@ from prefixcache.index.base import Match, PrefixIndex
 from prefixcache.index.boundaries import Boundaries
 from prefixcache.limits import SHORT_PREFILL_TOKENS
 from prefixcache.metrics import ProxyMetrics
-from prefixcache.routing.base import Policy
+from prefixcache.routing.base import Decision, Policy, WorkerSnapshot
+from prefixcache.routing.rates import prefill_rates
 from proxy.destination import Geometry
-from proxy.expectation import claimed_blocks, expectations
+from proxy.expectation import NO_ANSWER, NOTHING, Expectation, claimed_blocks, expectations
 from proxy.fleet import Fleet
 from proxy.load_table import LoadTable
 from proxy.model import Model
 from proxy.own_claims import OwnClaims
-from proxy.placement import D, Placement, placement
+from proxy.placement import D, Placement, placement, placement_on
 from proxy.prediction import Predictor, Prompt
 from proxy.recent_placements import RecentPlacements
 from proxy.reservation import Reservation
@@ -56,22 +61,25 @@ class Wanted(Generic[D]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReservedPrompt(Generic[D]):
-    """A prompt with its worker, and its place there."""
-
-    placement: Placement[D]
-    reservation: Reservation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked(Generic[D]):
-    """One prompt on its way to a worker."""
+class Asked(Generic[D]):
+    """One prompt on its way to a worker, with what is known of it."""
 
     wanted: Wanted[D]
     boundaries: Boundaries
     match: Match | None
     number: int
     """Among all prompts of this process."""
+    moment: int
+    """Of the match, among the recent placements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedPrompt(Generic[D]):
+    """A prompt with its worker, and its place there."""
+
+    asked: Asked[D]
+    placement: Placement[D]
+    reservation: Reservation
 
 
 class Placer:
@@ -131,24 +139,55 @@ class Placer:
             self._loads.merge(match.loads)
         return await self._place_one(wanted, match, scopes)
 
+    def place_elsewhere(
+        self, reserved: ReservedPrompt[D], besides: Collection[str], scopes: ExitStack
+    ) -> ReservedPrompt[D]:
+        """Once more, on none of the workers `besides`. Raises NoWorkerReady, ContextLengthExceeded."""
+        placed = self._choose(reserved.asked, besides=besides)
+        return self._moved(reserved, placed, scopes)
+
+    def move(self, reserved: ReservedPrompt[D], link: D, scopes: ExitStack) -> ReservedPrompt[D]:
+        """To a worker that has nothing to do, which need not be the best one for it."""
+        wanted, expectation = reserved.asked.wanted, self.expectation_on(reserved.asked, link)
+        hit_tokens = wanted.geometry.predicted_hit_tokens(expectation.blocks, wanted.num_tokens)
+        placed = placement_on(
+            link,
+            Decision(worker_id=link.worker_id, reason="stolen", hit_tokens=hit_tokens),
+            expectation,
+            prefill_rate=self.prefill_rate(wanted, link),
+            prompt_tokens=wanted.num_tokens,
+            max_tokens=wanted.max_tokens,
+            usual_max_tokens=wanted.usual_max_tokens,
+        )
+        return self._moved(reserved, placed, scopes)
+
+    def expectation_on(self, asked: Asked[D], link: D) -> Expectation:
+        """What one worker has of the prompt: by the match, and by what this process has sent it since."""
+        match = asked.match
+        if match is not None:
+            own = self._own_claims.depths(asked.boundaries, before=sys.maxsize)
+            match = replace(match, pending={**match.pending, **_deeper(own, match)})
+        expected = expectations([link], asked.wanted.index_hashes, match, self._recent).get(link.worker_id, NOTHING)
+        since = self._recent.depth_since(asked.boundaries, link.process, asked.moment)
+        return replace(expected, blocks=since, source="own_placements") if since > expected.blocks else expected
+
+    def prefill_rate(self, wanted: Wanted[D], link: D) -> float:
+        """Tokens a second; of a worker that has not measured it, what the others do."""
+        workers = [
+            WorkerSnapshot(worker_id=each.worker_id, prefill_rate=self._loads.prefill_rate(each))
+            for each in {link, *wanted.ready()}
+        ]
+        return prefill_rates(workers)[link.worker_id]
+
     async def _place_one(self, wanted: Wanted[D], match: Match | None, scopes: ExitStack) -> ReservedPrompt[D]:
-        asked = _Asked(
+        asked = Asked(
             wanted=wanted,
             boundaries=Boundaries.of(wanted.index_hashes),
             match=match,
             number=next(self._numbers),
+            moment=self._recent.num_recorded,
         )
-        reservation = scopes.enter_context(
-            Reservation(
-                wanted.index,
-                asked.boundaries,
-                own_claims=self._own_claims,
-                number=asked.number,
-                proxy_id=self._proxy_id,
-                num_choices=wanted.num_choices,
-                metrics=self._metrics,
-            )
-        )
+        reservation = self._reservation(asked, wanted.num_choices, scopes)
         placed = self._choose(asked)
         _take(reservation, placed)
         is_long = placed.uncached_tokens >= SHORT_PREFILL_TOKENS
@@ -157,18 +196,49 @@ class Placer:
         else:
             reservation.post()
         self._recent.record(asked.boundaries, placed.link.process)
+        self._loads.note_placed(placed.link, wanted.num_tokens, among=wanted.ready())
         self._count(placed, match)
-        return ReservedPrompt(placement=placed, reservation=reservation)
+        return ReservedPrompt(asked=asked, placement=placed, reservation=reservation)
 
-    def _choose(self, asked: _Asked[D], newer: Mapping[int, int] = MappingProxyType({})) -> Placement[D]:
+    def _reservation(self, asked: Asked[D], num_choices: int, scopes: ExitStack) -> Reservation:
+        return scopes.enter_context(
+            Reservation(
+                asked.wanted.index,
+                asked.boundaries,
+                own_claims=self._own_claims,
+                number=asked.number,
+                proxy_id=self._proxy_id,
+                num_choices=num_choices,
+                metrics=self._metrics,
+            )
+        )
+
+    def _moved(self, reserved: ReservedPrompt[D], placed: Placement[D], scopes: ExitStack) -> ReservedPrompt[D]:
+        """The reservation of a single choice moves; one of several choices gets its own, and the others stay."""
+        asked, reservation = reserved.asked, reserved.reservation
+        if len(reservation.choices) > 1:
+            asked = replace(asked, number=next(self._numbers))
+            reservation = self._reservation(asked, 1, scopes)
+        _take(reservation, placed)
+        reservation.post()
+        if reservation is reserved.reservation:
+            reservation.post_load_of(reserved.placement.link)
+        self._recent.record(asked.boundaries, placed.link.process)
+        return ReservedPrompt(asked=asked, placement=placed, reservation=reservation)
+
+    def _choose(
+        self, asked: Asked[D], newer: Mapping[int, int] = MappingProxyType({}), besides: Collection[str] = ()
+    ) -> Placement[D]:
         wanted = asked.wanted
-        links = wanted.ready()
+        links = [link for link in wanted.ready() if link.worker_id not in besides]
         return placement(
             self._policy,
             links,
             expectations(links, wanted.index_hashes, self._known(asked), self._recent, newer),
             self._loads,
             geometry=wanted.geometry,
+            index_hashes=wanted.index_hashes,
+            otherwise=NOTHING if asked.match is not None else NO_ANSWER,
             prompt_tokens=wanted.num_tokens,
             max_tokens=wanted.max_tokens,
             usual_max_tokens=wanted.usual_max_tokens,
@@ -176,14 +246,13 @@ class Placer:
             is_refused_elsewhere=wanted.is_refused_elsewhere,
         )
 
-    def _known(self, asked: _Asked[D]) -> Match | None:
+    def _known(self, asked: Asked[D]) -> Match | None:
         """The match and, fresher, what this process itself has placed since."""
         own = self._own_claims.depths(asked.boundaries, asked.number)
         match = asked.match
         if not own or match is None:
             return match
-        deeper = {incarnation: max(depth, match.pending.get(incarnation, 0)) for incarnation, depth in own.items()}
-        return replace(match, pending={**match.pending, **deeper})
+        return replace(match, pending={**match.pending, **_deeper(own, match)})
 
     async def _commit(self, reservation: Reservation) -> Mapping[int, int]:
         """What others have pending; nothing where the index does not say."""
@@ -197,7 +266,7 @@ class Placer:
             self._metrics.index_commit.observe(time.perf_counter() - began)
 
     def _reconsidered(
-        self, asked: _Asked[D], reservation: Reservation, placed: Placement[D], others: Mapping[int, int]
+        self, asked: Asked[D], reservation: Reservation, placed: Placement[D], others: Mapping[int, int]
     ) -> Placement[D]:
         """The choice made once more, without its own load, where others were faster than the match."""
         known = self._known(asked) or Match()
@@ -224,6 +293,10 @@ class Placer:
             self._metrics.own_placement_decisions.labels("no_answer").inc()
         elif placed.expectation.source == "own_placements":
             self._metrics.own_placement_decisions.labels("announced_again").inc()
+
+
+def _deeper(own: Mapping[int, int], match: Match) -> Mapping[int, int]:
+    return {incarnation: max(depth, match.pending.get(incarnation, 0)) for incarnation, depth in own.items()}
 
 
 def _take(reservation: Reservation, placed: Placement[D]) -> None:

@@ -37,14 +37,13 @@ def chunked(data: bytes) -> bytes:
 class SseStream:
     """One client's stream of events."""
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+    def __init__(self, request: web.Request) -> None:
         self._request = request
         self._pending: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._chunked = request.version >= HttpVersion11
         self._response = web.StreamResponse(
             headers={
-                **headers,
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
@@ -56,11 +55,12 @@ class SseStream:
         """Whether the status line is committed."""
         return self._response.prepared
 
-    async def begin(self) -> None:
-        """Commits status 200 and writes what was sent so far, as fast as the client takes it.
+    async def begin(self, headers: Mapping[str, str]) -> None:
+        """Commits status 200 and the headers, and writes what was sent so far, as fast as the client takes it.
 
         Raises ConnectionError if the client is gone, or does not read it within CLIENT_DRAIN_S.
         """
+        self._response.headers.update(headers)
         if self._chunked:
             self._response.enable_chunked_encoding()
         await self._response.prepare(self._request)

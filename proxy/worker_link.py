@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prefixcache.errors import PrefixCacheError
 from prefixcache.limits import (
@@ -19,6 +19,7 @@ from prefixcache.limits import (
 from prefixcache.protocol import MAJOR, MINOR, Beat, Hello
 from prefixcache.registry import WorkerRecord
 from prefixcache.rendering.renderer import Renderer
+from prefixcache.routing.slices import SLICE_S
 from proxy.load_ledger import LoadLedger
 from proxy.recent_placements import WorkerProcess
 from proxy.tokenizer_fetch import Tokenizers
@@ -41,16 +42,24 @@ class WorkerLink:
     """Keeps one stream to one worker; `run` connects again whenever it is lost."""
 
     def __init__(
-        self, record: WorkerRecord, tokenizers: Tokenizers, log: QuietLog, worker_token: bytes | None = None
+        self,
+        record: WorkerRecord,
+        tokenizers: Tokenizers,
+        log: QuietLog,
+        worker_token: bytes | None = None,
+        *,
+        on_idle: Callable[[WorkerLink], None] = lambda _: None,
     ) -> None:
+        """`on_idle` is called with each beat of a worker that owes nobody a first token."""
         self.record = record
         self.incarnation = record.incarnation
-        self.ledger = LoadLedger()
+        self.ledger = LoadLedger(slice_s=SLICE_S)
         """What this proxy has placed on the worker, sent or about to be."""
         self.renderer: Renderer | None = None
         self._tokenizers = tokenizers
         self._log = log
         self._worker_token = worker_token
+        self._on_idle = on_idle
         self._stream: WorkerStream | None = None
         self._waiting_elsewhere = 0
         self._running_elsewhere = 0
@@ -72,7 +81,9 @@ class WorkerLink:
 
     @property
     def ready(self) -> bool:
-        return self.renderer is not None and self.stream is not None
+        """Whether it takes requests."""
+        stream = self.stream
+        return self.renderer is not None and stream is not None and not stream.is_draining
 
     @property
     def is_silent(self) -> bool:
@@ -102,6 +113,10 @@ class WorkerLink:
     @property
     def claimed_capacity_tokens(self) -> float | None:
         return None
+
+    @property
+    def block_size(self) -> int:
+        return self.record.block_size
 
     @property
     def prefill_rate(self) -> float | None:
@@ -195,6 +210,9 @@ class WorkerLink:
             self._step, self._stepped_at = beat.step, asyncio.get_running_loop().time()
         self._waiting_elsewhere = max(0, beat.waiting - self.own_waiting)
         self._running_elsewhere = max(0, beat.running - self.own_running)
+        stream = self.stream
+        if stream is not None and stream.knows_if_waiting and not beat.waiting and not beat.prefilling:
+            self._on_idle(self)
 
     def _renew(self, incarnation: int) -> None:
         """The same process under another incarnation: what it holds is the same, what it claims begins anew."""

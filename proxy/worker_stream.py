@@ -9,14 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol, cast
 
 import msgspec
 
-from prefixcache.errors import InvalidRequest, PrefixCacheError, ProtocolError, Unavailable, WorkerFault
-from prefixcache.limits import CONNECT_TIMEOUT_S, HELLO_TIMEOUT_S, MAX_FRAME_BYTES, WORKER_SILENCE_S
+from prefixcache.errors import (
+    Draining,
+    InvalidRequest,
+    Overloaded,
+    PrefixCacheError,
+    ProtocolError,
+    Unavailable,
+    WorkerFault,
+)
+from prefixcache.limits import (
+    CONNECT_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
+    MAX_FRAME_BYTES,
+    RETRY_AFTER_MOST_S,
+    RETRY_AFTER_S,
+    WORKER_SILENCE_S,
+)
 from prefixcache.protocol import (
     Abort,
     Accepted,
@@ -38,6 +54,9 @@ from prefixcache.protocol import (
     encode,
 )
 from prefixcache.worker_token import Exchange, check_nonce, new_nonce
+
+IF_WAITING_MINOR = 2
+"""The protocol's minor version from which on a worker knows `abort {if_waiting}` and tells who is `prefilling`."""
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +80,10 @@ def _failure(worker_id: str, fail: Fail) -> PrefixCacheError:
     if fail.kind == "worker_fault":
         _logger.error("worker %s failed request %s: %s", worker_id, fail.id, fail.message)
         return WorkerFault("the worker failed while it held the request")
-    return Unavailable(f"the worker cannot take the request now ({fail.kind})")
+    if fail.kind == "draining":
+        return Draining("the worker is shutting down, try again in a moment")
+    again_s = min(max(math.ceil(fail.retry_after_s), RETRY_AFTER_S), RETRY_AFTER_MOST_S)
+    return Overloaded(f"too many requests wait already, try again in {again_s} s", retry_after_s=again_s)
 
 
 class WorkerStream(asyncio.Protocol):
@@ -83,6 +105,8 @@ class WorkerStream(asyncio.Protocol):
         self.hello.add_done_callback(lambda hello: hello.cancelled() or hello.exception())
         self.closed: asyncio.Future[None] = loop.create_future()
         self.last_frame_at = loop.time()
+        self.is_draining = False
+        """Whether the worker has turned a request away because it ends soon."""
         self._loop = loop
         self._mine = mine if token is None else msgspec.structs.replace(mine, nonce=new_nonce())
         self._address = address
@@ -101,6 +125,11 @@ class WorkerStream(asyncio.Protocol):
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def knows_if_waiting(self) -> bool:
+        """Whether the worker can be asked for a request back that it has not started."""
+        return self.hello.done() and not self.hello.exception() and self.hello.result().minor >= IF_WAITING_MINOR
 
     @property
     def open(self) -> bool:
@@ -127,6 +156,11 @@ class WorkerStream(asyncio.Protocol):
             self._sink_of_ended(request_id)
         if known and self.open:
             self._send(Abort(id=request_id))
+
+    def abort_if_waiting(self, request_id: str) -> None:
+        """Asks for a request back: its sink gets an aborted end, or `on_started` was, or is, on its way."""
+        if request_id in self._waiting:
+            self._send(Abort(id=request_id, if_waiting=True))
 
     def fail_all(self, error: PrefixCacheError) -> None:
         """Ends every request on the stream with `error`, here and at the worker."""
@@ -198,6 +232,7 @@ class WorkerStream(asyncio.Protocol):
                     except Exception as error:
                         self._sink_failed(frame.id, sink, error)
             case Fail():
+                self.is_draining = self.is_draining or frame.kind == "draining"
                 if (sink := self._sink_of_ended(frame.id)) is not None:
                     sink.on_fail(_failure(self.worker_id, frame))
             case Beat():

@@ -247,9 +247,10 @@ async def test_the_status_line_waits_for_the_first_token(store: MemoryStore) -> 
         frame = await worker.next_generate()
         worker.accepted(frame.id)
         worker.started(frame.id)
-        worker.fail(frame.id, "overloaded")
+        worker.fail(frame.id, "overloaded", retry_after_s=6.5)
         answer = await streaming
-        assert answer.status_code == 503
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "7"
         assert answer.headers["content-type"].startswith("application/json")
-        assert answer.json()["error"]["code"] == "unavailable"
-        assert proxy.metric("prefixcache_requests_total", code="503") == 1
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert proxy.metric("prefixcache_requests_total", code="429") == 1

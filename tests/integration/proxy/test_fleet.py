@@ -102,7 +102,7 @@ async def test_a_worker_that_took_a_new_incarnation_while_its_stream_was_cut_is_
 
 
 async def test_a_worker_that_dies_is_avoided_and_its_model_is_unavailable_not_unknown(store: MemoryStore) -> None:
-    async with running_proxy(store) as proxy:
+    async with running_proxy(store, held_s=0.0) as proxy:
         async with FakeWorker.open(store):
             await proxy.ready()
         await proxy.ready(0)
@@ -249,7 +249,7 @@ async def test_files_that_do_not_have_the_registered_fingerprint_are_refused(sto
     ],
 )
 async def test_odd_tokenizer_files_are_refused(store: MemoryStore, files: dict[str, bytes]) -> None:
-    async with running_proxy(store) as proxy, FakeWorker.open(store, announce=False) as worker:
+    async with running_proxy(store, held_s=0.0) as proxy, FakeWorker.open(store, announce=False) as worker:
         worker.served_files = files
         await store.registry().announce(worker.record)
         await eventually(lambda: worker.http_paths.count("/tokenizer/manifest") >= 2)

@@ -153,7 +153,7 @@ async def test_pending_claims_of_a_request_without_a_token_are_released(store: M
             frame = await worker.next_generate()
             assert await world.pending(frame) != {}
             if how == "worker fails":
-                worker.fail(frame.id, "overloaded")
+                worker.fail(frame.id, "worker_fault")
             elif how == "worker dies":
                 worker.drop()
             if how != "client leaves":

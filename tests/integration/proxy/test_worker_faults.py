@@ -114,15 +114,18 @@ async def test_the_openai_client_sees_both(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"), [("refused", 400), ("overloaded", 503), ("draining", 503), ("worker_fault", 502)]
+    ("kind", "status"), [("refused", 400), ("overloaded", 429), ("draining", 503), ("worker_fault", 502)]
 )
 async def test_each_kind_of_fail_has_its_status(store: MemoryStore, kind: FailKind, status: int) -> None:
-    async with FakeWorker.open(store, script=lambda frame: Script(fail=kind)), running_proxy(store) as proxy:
+    async with (
+        FakeWorker.open(store, script=lambda frame: Script(fail=kind)),
+        running_proxy(store, held_s=0.0) as proxy,
+    ):
         await proxy.ready()
         for stream in (False, True):
             answer = await proxy.chat(stream=stream)
             assert answer.status_code == status
-            assert ("retry-after" in answer.headers) == (status == 503)
+            assert ("retry-after" in answer.headers) == (status in (429, 503))
 
 
 async def test_a_fault_of_our_own_is_a_500_for_that_request_alone(

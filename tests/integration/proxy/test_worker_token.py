@@ -52,7 +52,7 @@ async def test_tokens_that_differ_are_told_on_both_sides_and_no_prompt_is_sent(
 ) -> None:
     async with (
         running_worker(store=store, tokenizer=tiny_tokenizer_files(), model="tiny", worker_token=on_worker) as running,
-        running_proxy(store, worker_token=on_proxy) as proxy,
+        running_proxy(store, worker_token=on_proxy, held_s=0.0) as proxy,
     ):
         await eventually(lambda: len(lines(caplog, "worker.stream", told_by_worker)) >= 3)
         (link,) = proxy.fleet.links

@@ -32,7 +32,7 @@ from proxy.scored_tokens import ScoredToken, ScoredTokens
 from proxy.worker_stream import WorkerStream
 from tests.support.fake_worker import made_up_logprobs, token_ids
 from tests.support.recording_transport import RecordingTransport
-from tests.support.reservations import RecordedChoice
+from tests.support.reservations import OneWorker, RecordedChoice
 from tests.support.tiny_tokenizer import TINY_EOS_ID, tiny_tokenizer_files
 
 SPACE = "0123456789abcdef"
@@ -67,9 +67,7 @@ class Case:
         )
         self.reserved = RecordedChoice()
         self.generation = Generation(
-            self.stream,
-            frame,
-            self.reserved,
+            OneWorker(self.stream, frame, self.reserved),
             detokenizer=RENDERER.detokenizer(),
             stop_strings=self.stops,
             scored=ScoredTokens(RENDERER.token_bytes) if self.is_scored else None,

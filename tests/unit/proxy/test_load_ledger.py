@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +14,9 @@ from proxy.load_ledger import LedgerEntry, LoadLedger
 from tests.support.manual_clock import ManualClock
 
 
-def _ledger() -> tuple[LoadLedger, ManualClock]:
+def _ledger(slice_s: float = math.inf) -> tuple[LoadLedger, ManualClock]:
     clock = ManualClock(100.0)
-    return LoadLedger(clock), clock
+    return LoadLedger(clock, slice_s=slice_s), clock
 
 
 def _is_zero(ledger: LoadLedger) -> bool:
@@ -25,12 +27,12 @@ def _is_zero(ledger: LoadLedger) -> bool:
 def test_a_generation_walks_through_its_phases() -> None:
     ledger, clock = _ledger()
     entry = ledger.place(2.5)
-    assert (ledger.num_waiting, ledger.num_running, ledger.waiting_s, ledger.prefilling_s()) == (1, 0, 2.5, 0.0)
+    assert (ledger.num_waiting, ledger.num_running, sum(ledger.waiting_s()), ledger.prefilling_s()) == (1, 0, 2.5, 0.0)
     assert ledger.record().waiting_s == (0.0, 0.0, 2.5, 0.0, 0.0)
     clock.now += 10
-    assert ledger.waiting_s == 2.5, "what waits does not get less"
+    assert sum(ledger.waiting_s()) == 2.5, "what waits does not get less"
     entry.started()
-    assert (ledger.num_waiting, ledger.num_running, ledger.waiting_s, ledger.prefilling_s()) == (0, 1, 0.0, 2.5)
+    assert (ledger.num_waiting, ledger.num_running, sum(ledger.waiting_s()), ledger.prefilling_s()) == (0, 1, 0.0, 2.5)
     clock.now += 1
     assert ledger.prefilling_s() == 1.5
     assert (ledger.record().running, ledger.record().prefilling_s) == (1, 1.5)
@@ -66,6 +68,88 @@ def test_a_worker_prefills_one_after_the_other() -> None:
     late = ledger.place(1.0)
     late.started()
     assert ledger.prefilling_s() == 1.0, "time that passed before counts for nobody"
+
+
+def test_a_sliced_prefill_makes_room_after_its_slice_and_what_is_left_of_it_waits() -> None:
+    ledger, clock = _ledger(slice_s=2.0)
+    long = ledger.place(21.0)
+    assert ledger.waiting_s() == (0.0, 0.0, 0.0, 0.0, 21.0)
+    long.started()
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (2.0, (0.0, 0.0, 0.0, 0.0, 19.0))
+    clock.now += 1.5
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (0.5, (0.0, 0.0, 0.0, 0.0, 19.0))
+    clock.now += 4.0
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (0.5, (0.0, 0.0, 0.0, 15.0, 0.0)), "its own length by now"
+    assert ledger.ahead_s() == 15.5
+    clock.now += 13.0
+    assert (ledger.prefilling_s(), ledger.ahead_s()) == (2.5, 2.5), "the last of it is not cut any more"
+
+
+def test_short_prefills_go_between_the_slices() -> None:
+    ledger, clock = _ledger(slice_s=2.0)
+    long, short = ledger.place(20.0), ledger.place(0.5)
+    long.started()
+    clock.now += 2.0
+    short.started()
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (0.5, (0.0, 0.0, 0.0, 0.0, 18.0)), "all of it waits"
+    clock.now += 0.25
+    assert (ledger.prefilling_s(), ledger.ahead_s()) == (0.25, 18.25)
+    short.first_token()
+    assert (ledger.prefilling_s(), ledger.ahead_s()) == (2.0, 18.0)
+    assert ledger.record().waiting_s == (0.0, 0.0, 0.0, 16.0, 0.0)
+    assert ledger.num_prefilling == 1
+
+
+def test_of_several_sliced_ones_the_least_is_computed_first_and_each_counts_by_its_own_length() -> None:
+    ledger, clock = _ledger(slice_s=2.0)
+    long, middle = ledger.place(40.0), ledger.place(12.0)
+    long.started()
+    clock.now += 2.0
+    middle.started()
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (2.0, (0.0, 0.0, 0.0, 10.0, 38.0))
+    clock.now += 3.0
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (1.0, (0.0, 0.0, 0.0, 8.0, 38.0))
+    short = ledger.place(3.5)
+    short.started()
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (2.0, (0.0, 0.0, 1.5, 9.0, 38.0))
+    clock.now += 3.5
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (1.0, (0.0, 0.0, 0.0, 8.0, 38.0))
+    short.first_token()
+    middle.gone()
+    assert (ledger.prefilling_s(), ledger.waiting_s()) == (2.0, (0.0, 0.0, 0.0, 0.0, 36.0))
+
+
+@pytest.mark.parametrize(("prefill_s", "is_sliced"), [(3.0, False), (3.1, True)])
+def test_a_prefill_that_may_pass_is_not_sliced(prefill_s: float, is_sliced: bool) -> None:
+    ledger, _ = _ledger(slice_s=2.0)
+    ledger.place(prefill_s).started()
+    assert (ledger.prefilling_s() < prefill_s) == is_sliced
+    whole, _ = _ledger()
+    whole.place(prefill_s).started()
+    assert whole.prefilling_s() == prefill_s, "where nothing is sliced"
+
+
+@given(
+    st.lists(st.floats(0, 50), max_size=6),
+    st.lists(st.floats(0, 50), max_size=6),
+    st.lists(st.floats(0, 30), max_size=5),
+)
+def test_slices_change_when_but_never_how_much(
+    started: list[float], waiting: list[float], passing: list[float]
+) -> None:
+    """Against one that does not slice."""
+    ledgers = [_ledger(slice_s=2.0), _ledger()]
+    for ledger, clock in ledgers:
+        for seconds in started:
+            ledger.place(seconds).started()
+        for seconds in waiting:
+            ledger.place(seconds)
+        for seconds in passing:
+            clock.now += seconds
+            assert ledger.ahead_s() == pytest.approx(ledger.prefilling_s() + sum(ledger.waiting_s()), abs=1e-5)
+    (sliced, _), (whole, _) = ledgers
+    assert sliced.ahead_s() == pytest.approx(whole.ahead_s(), abs=1e-5)
+    assert sliced.prefilling_s() <= whole.prefilling_s() + 1e-5
 
 
 def test_versions_grow_also_from_one_ledger_to_the_next() -> None:

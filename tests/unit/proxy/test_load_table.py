@@ -10,7 +10,7 @@ import pytest
 
 from prefixcache.errors import IndexUnavailable
 from prefixcache.limits import LOAD_RECORD_S
-from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad
+from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad, by_class
 from proxy.fleet import Fleet
 from proxy.load_table import LoadTable
 from proxy.warnings_log import QuietLog
@@ -96,6 +96,38 @@ def test_all_that_waits_is_ahead_and_the_larger_word_on_what_has_started() -> No
     assert world.ahead_s() == (1.0 + 2.0) + 0.5 + 3.0, "the proxies know of more than the worker had told"
 
 
+def test_what_waits_is_told_by_class_whoever_sent_it() -> None:
+    world = World()
+    (table, _), (link, _) = world.tables, world.links
+    for seconds in (0.1, 0.2, 20.0):
+        link.ledger.place(seconds)
+    table.merge(told(b=ProxyLoad(version=1, waiting_s=(1.0, 2.0, 3.0, 4.0, 5.0)), c=waits(8.0)))
+    rest_s, waiting_s = table.ahead(link)
+    assert rest_s == 0.0
+    assert waiting_s == pytest.approx((1.3, 2.0, 11.0, 4.0, 25.0))
+
+
+@pytest.mark.parametrize(
+    ("sliced_s", "expected"),
+    [
+        ([], (0.0, 0.0, 3.0, 0.0, 0.0)),
+        ([2.0], (0.0, 0.0, 3.0, 0.0, 0.0)),
+        ([12.0], (0.0, 0.0, 3.0, 9.0, 0.0)),
+        ([20.0], (0.0, 0.0, 3.0, 0.0, 17.0)),
+        ([0.5], (0.0, 0.5, 3.0, 0.0, 0.0)),
+        ([20.0, 8.0, 2.0], (0.0, 0.0, 3.0, 7.0, 20.0)),
+        ([20.0, 8.0, 4.0, 0.5], (0.0, 0.5, 4.0, 8.0, 20.0)),
+        ([20.0, 0.5], (0.0, 0.5, 3.0, 0.0, 17.0)),
+    ],
+)
+def test_a_sliced_prefill_counts_once_whoever_tells_of_it(sliced_s: list[float], expected: tuple[float, ...]) -> None:
+    """The proxy that sent it has told of it, too, as it thinks; what the worker says is the least there is."""
+    world = World()
+    table, link = world.tables[0], world.links[0]
+    table.merge(told(worker_load(sliced_s=by_class(sliced_s)), b=waits(3.0)))
+    assert table.ahead(link) == (0.0, expected)
+
+
 def test_own_records_come_from_the_ledger_never_from_the_index() -> None:
     world = World()
     world.tables[0].merge({1: IncarnationLoad(proxies={"a" * 16: waits(100.0), "b" * 16: waits(3.0)})})
@@ -139,12 +171,14 @@ def test_what_the_worker_says_of_itself() -> None:
     world = World()
     (table, _), (link, _) = world.tables, world.links
     assert table.prefill_rate(link) is None and not table.is_draining(link)
+    assert table.worker(link) is None
     table.merge(told(worker_load(prefill_rate=0.0)))
     assert table.prefill_rate(link) is None, "not measured yet"
     table.merge(told(worker_load(version=2, prefill_rate=7_000.0, is_draining=True)))
     assert table.prefill_rate(link) == 7_000.0 and table.is_draining(link)
+    assert table.worker(link) == worker_load(version=2, prefill_rate=7_000.0, is_draining=True)
     world.clock.now += LOAD_RECORD_S
-    assert not table.is_draining(link)
+    assert not table.is_draining(link) and table.worker(link) is None
     assert table.prefill_rate(link) == 7_000.0, "a rate does not run out"
 
 

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from prefixcache.errors import ContextLengthExceeded, Unavailable
+from prefixcache.errors import ContextLengthExceeded, NoWorkerReady, Unavailable
 from prefixcache.index.base import Match
 from prefixcache.index.boundaries import Boundaries
-from prefixcache.load import IncarnationLoad
+from prefixcache.load import IncarnationLoad, ProxyLoad
 from prefixcache.routing.base import Decision, RoutingRequest, WorkerSnapshot
 from prefixcache.routing.eta import Eta
 from prefixcache.types import CacheGeometry
-from proxy.expectation import Expectation, expectations
+from proxy.expectation import NO_ANSWER, NOTHING, Expectation, expectations
 from proxy.fleet import Fleet
 from proxy.load_table import LoadTable
 from proxy.placement import Placement, check_context, placement
@@ -44,7 +44,9 @@ class RecordingPolicy(Eta):
 
 
 def _table() -> LoadTable:
-    return LoadTable(cast(Store, None), cast(Fleet, None), "a" * 16, QuietLog(logging.getLogger("test")))
+    """One whose clock stands still."""
+    log = QuietLog(logging.getLogger("test"))
+    return LoadTable(cast(Store, None), cast(Fleet, None), "a" * 16, log, lambda: 1_000.0)
 
 
 def _placed(
@@ -100,15 +102,16 @@ def test_a_claim_that_is_newer_than_the_match_brings_its_prefill_along() -> None
     expected = expectations(links, CHAIN, match, RecentPlacements(), {1: 15})
     assert expected["w1"] == Expectation(blocks=15, source="pending", claimed_blocks=3, unbegun_blocks=12)
     placed, policy = _placed(links, expected)
-    assert policy.told[0][1]["w1"].ahead_s == pytest.approx(12 * 64 / 1_000)
+    assert policy.told[0][1]["w1"].rest_s == pytest.approx(12 * 64 / 1_000)
     assert placed.link.worker_id == "w1"
     links[0].ledger.place(0.2)
     _, policy = _placed(links, expected)
-    assert policy.told[0][1]["w1"].ahead_s == pytest.approx(0.2 + 12 * 64 / 1_000)
+    assert policy.told[0][1]["w1"].ahead_s(0.01) == pytest.approx(0.2 + 12 * 64 / 1_000), "however short it is itself"
     table = _table()
-    table.merge({1: IncarnationLoad(proxies={"b": waits(3.0)})})
+    table.merge({1: IncarnationLoad(proxies={"b": ProxyLoad(version=1, waiting_s=(0.0, 3.0, 0.0, 0.0, 0.0))})})
     _, policy = _placed(links, expected, table)
-    assert policy.told[0][1]["w1"].ahead_s == pytest.approx(3.2), "a fresher word may include it already"
+    told = policy.told[0][1]["w1"]
+    assert (told.rest_s, told.ahead_s(1.0)) == (0.0, 3.2), "a fresher word may include it already"
 
 
 def test_own_placements_speak_where_the_index_gave_no_answer() -> None:
@@ -142,15 +145,46 @@ def test_the_policy_is_told_of_the_load() -> None:
     table.merge(
         {
             1: IncarnationLoad(worker=worker_load(prefill_rate=4_000.0), proxies={"b": waits(3.0)}),
-            2: IncarnationLoad(worker=worker_load(is_draining=True)),
+            2: IncarnationLoad(worker=worker_load(rest_s=0.5, free_blocks=100, oldest_age_s=8.0)),
         }
     )
     placed, policy = _placed(links, table=table)
     one, two = policy.told[0][1]["w1"], policy.told[0][1]["w2"]
-    assert (one.ahead_s, one.prefill_rate, one.num_waiting, one.is_draining) == (3.5, 4_000.0, 1, False)
-    assert (two.ahead_s, two.prefill_rate, two.num_waiting, two.is_draining) == (0.0, None, 0, True)
-    assert placed.link.worker_id == "w1", "the other one is draining"
-    assert placed.prefill_s == 0.25
+    assert (one.rest_s, one.waiting_s) == (0.0, (0.0, 0.5, 3.0, 0.0, 0.0))
+    assert (one.prefill_rate, one.num_waiting) == (4_000.0, 1)
+    assert (two.rest_s, sum(two.waiting_s), two.prefill_rate, two.num_waiting) == (0.5, 0.0, None, 0)
+    assert (one.free_tokens, two.free_tokens) == (None, 100 * 16 - 0.5 * 1_000), "what is placed is not stored yet"
+    assert (one.oldest_age_s, two.oldest_age_s) == (0.0, 8.0)
+    assert placed.prefill_s == pytest.approx(placed.uncached_tokens / 4_000)
+
+
+def test_a_worker_that_drains_is_not_even_told_of() -> None:
+    links = [idle_link("w1", incarnation=1), idle_link("w2", incarnation=2)]
+    table = _table()
+    table.merge({2: IncarnationLoad(worker=worker_load(is_draining=True))})
+    placed, policy = _placed(links, _expected(links, Match(depths={2: 15})), table)
+    assert (placed.link.worker_id, set(policy.told[0][1])) == ("w1", {"w1"})
+    table.merge({1: IncarnationLoad(worker=worker_load(is_draining=True))})
+    with pytest.raises(NoWorkerReady):
+        _placed(links, table=table)
+
+
+def test_what_a_worker_is_told_of_a_prediction_is_by_its_claims_alone() -> None:
+    link = idle_link("w", incarnation=7)
+
+    def told(match: Match | None, recent: RecentPlacements | None = None) -> int | None:
+        otherwise = NOTHING if match is not None else NO_ANSWER
+        return _placed([link], _expected([link], match, recent), otherwise=otherwise)[0].claimed_hit_tokens
+
+    assert told(Match(depths={7: 3})) == 192
+    assert told(Match(depths={7: 3}, pending={7: 2})) == 192
+    assert told(Match()) == 0, "that it has nothing is a prediction, too"
+    assert told(Match(depths={7: 3}, pending={7: 4})) is None
+    assert told(None) is None, "the index did not say that it has nothing"
+    assert told(None, _remembering(link, 12)) is None
+    placed, _ = _placed([link])
+    link.incarnation = 8
+    assert placed.incarnation == 7, "that of the claims that were read"
 
 
 def test_a_prefill_without_a_rate_takes_the_rate_of_the_others() -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from prefixcache.errors import Unavailable
+from prefixcache.errors import NoWorkerReady, Unavailable
 from prefixcache.index.base import Commit, Match
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.rendering.renderer import Renderer
@@ -108,7 +108,7 @@ async def test_equal_prompts_at_once_in_two_proxies_meet_on_one_worker(seed: int
         workers = await asyncio.gather(*(proxy.worker_of(scopes, prompt()) for proxy in proxies))
         assert len(set(workers)) == 1
         assert len(await _pending(index, prompt())) == 1
-        ahead = sum(sum(link.ledger.waiting_s for link in proxy.links) for proxy in proxies)
+        ahead = sum(sum(sum(link.ledger.waiting_s()) for link in proxy.links) for proxy in proxies)
         assert ahead == pytest.approx(LONG / 1_000 + 0.040), "prefilled once; the last 40 tokens are no index block"
         incarnations = [link.incarnation for link in proxies[0].links]
         told = await index.exchange_loads("f" * 16, {}, incarnations)
@@ -288,10 +288,102 @@ async def test_cancelled_at_any_moment_it_leaves_nothing_behind(num_prompts: int
             await asyncio.gather(placing, return_exceptions=True)
             num_cancelled += placing.cancelled()
         assert one.num_placed() == two.num_placed() == 0
-        assert all(link.ledger.is_idle and link.ledger.waiting_s == 0.0 for proxy in proxies for link in proxy.links)
+        assert all(
+            link.ledger.is_idle and sum(link.ledger.waiting_s()) == 0.0 for proxy in proxies for link in proxy.links
+        )
         for each in asked:
             assert await _pending(index, each) == {}
         if not placing.cancelled():
             break
     assert num_cancelled >= 2 * num_prompts, "at the match and at each commit"
     assert not placing.cancelled()
+
+
+async def test_a_new_worker_is_used_at_once_and_nobody_is_sent_elsewhere_for_it() -> None:
+    index, (proxy,) = await _world(num_workers=2)
+    chats = {name: proxy.links[name % 2] for name in range(8)}
+    for batch, link in enumerate(proxy.links):
+        stored = [block for name, at in chats.items() if at is link for block in prompt(name).index_hashes]
+        await index.apply(link.incarnation, 1, stored, [])
+        link.ledger.place(0.1 + batch / 100)
+    incarnation = (await index.register()).incarnation
+    proxy.links.append(idle_link("new", incarnation=incarnation))
+    with ExitStack() as scopes:
+        assert await proxy.worker_of(scopes, prompt(100)) == "new", "the others have something to do"
+    for name, link in chats.items():
+        with ExitStack() as scopes:
+            assert await proxy.worker_of(scopes, prompt(name)) == link.worker_id
+
+
+async def test_elsewhere_is_none_of_those_that_refused_and_takes_everything_along() -> None:
+    index, (proxy,) = await _world(num_workers=3)
+    with ExitStack() as scopes:
+        (reserved,) = await proxy.place(scopes, prompt())
+        refused: set[str] = set()
+        for _ in range(2):
+            refused.add(reserved.placement.link.worker_id)
+            reserved = proxy.placer.place_elsewhere(reserved, refused, scopes)
+            link = reserved.placement.link
+            assert link.worker_id not in refused
+            assert set(await _pending(index, prompt())) == {link.incarnation}
+            assert [each.ledger.num_waiting for each in proxy.links] == [int(each is link) for each in proxy.links]
+        with pytest.raises(NoWorkerReady):
+            proxy.placer.place_elsewhere(reserved, {link.worker_id for link in proxy.links}, scopes)
+        assert link.ledger.num_waiting == 1, "it is where it was"
+    assert await _pending(index, prompt()) == {}
+    assert proxy.num_placed() == 0
+
+
+async def test_one_of_several_choices_leaves_the_others_where_they_are() -> None:
+    index, (proxy,) = await _world(num_workers=2)
+    with ExitStack() as scopes:
+        (reserved,) = await proxy.place(scopes, prompt(), n=3)
+        first = reserved.placement.link
+        reserved.reservation.choices[1].gone()
+        alone = proxy.placer.place_elsewhere(reserved, {first.worker_id}, scopes)
+        second = alone.placement.link
+        assert (first.ledger.num_waiting, second.ledger.num_waiting) == (2, 1)
+        assert set(await _pending(index, prompt())) == {first.incarnation, second.incarnation}
+        reserved.reservation.choices[0].first_token()
+        assert second.incarnation in await _pending(index, prompt())
+    assert proxy.num_placed() == 0
+    assert second.incarnation not in await _pending(index, prompt())
+
+
+async def test_what_a_worker_has_by_now_of_a_prompt_that_waits_elsewhere() -> None:
+    index, (proxy,) = await _world(num_workers=2)
+    with ExitStack() as scopes, ExitStack() as others:
+        (reserved,) = await proxy.place(scopes, prompt())
+        here = reserved.placement.link
+        other = next(link for link in proxy.links if link is not here)
+
+        def expected() -> tuple[int, str, int]:
+            found = proxy.placer.expectation_on(reserved.asked, other)
+            return found.blocks, found.source, found.claimed_blocks
+
+        assert expected() == (0, "claims", 0)
+        half = prompt(tokens=LONG // 2)
+        proxy.links.remove(here)
+        (later,) = await proxy.place(others, half)
+        assert expected() == (7, "pending", 0), "the deepest boundary that both have"
+        later.reservation.settle()
+        assert expected() == (7, "own_placements", 0), "it was placed there after the match"
+        moved = proxy.placer.move(reserved, other, scopes).placement
+        assert (moved.link, moved.decision.reason, moved.decision.hit_tokens) == (other, "stolen", 7 * 64)
+        assert (moved.index_hit_tokens, moved.claimed_hit_tokens) == (0, None)
+        assert moved.uncached_tokens == LONG - 7 * 64
+        assert moved.prefill_s == pytest.approx(moved.uncached_tokens / 1_000)
+    assert await _pending(index, prompt()) == {}
+
+
+async def test_what_a_worker_claimed_at_the_match_counts_when_it_is_moved_there() -> None:
+    index, (proxy,) = await _world(num_workers=2)
+    claiming, other = proxy.links
+    await index.apply(claiming.incarnation, 1, prompt().index_hashes[:4], [])
+    for _ in range(2):
+        claiming.ledger.place(0.9)
+    with ExitStack() as scopes:
+        (reserved,) = await proxy.place(scopes, prompt())
+        assert reserved.placement.link is other
+        moved = proxy.placer.move(reserved, claiming, scopes).placement
+        assert (moved.expectation.blocks, moved.expectation.claimed_blocks, moved.index_hit_tokens) == (4, 4, 256)

@@ -34,6 +34,20 @@ def test_of_several_workers_each_has_its_depth() -> None:
     assert recent.depths(_chain("ssssbbbb", 8)) == {B: 8}, "what they share went to b last"
 
 
+def test_what_came_after_a_moment() -> None:
+    recent = RecentPlacements()
+    chat = Boundaries.of(_chain("x" * 37, 37))
+    recent.record(Boundaries.of(_chain("x" * 20, 20)), A)
+    moment = recent.num_recorded
+    assert recent.depth_since(chat, A, moment) == 0, "that was before"
+    recent.record(Boundaries.of(_chain("x" * 9, 9)), B)
+    assert (recent.depth_since(chat, B, moment), recent.depth_since(chat, A, moment)) == (8, 0)
+    recent.record(Boundaries.of(_chain("x" * 12, 12)), A)
+    assert recent.depth_since(chat, A, moment) == 12
+    assert recent.depth_since(chat, A, recent.num_recorded) == 0
+    assert recent.depth_since(Boundaries.of(_chain("other", 5)), A, 0) == 0
+
+
 def test_a_worker_that_was_started_anew_has_nothing() -> None:
     recent = RecentPlacements()
     recent.record(Boundaries.of(_chain("x" * 8, 8)), A)

@@ -9,7 +9,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from prefixcache.errors import InvalidRequest, PrefixCacheError, ProtocolError, Unavailable, WorkerFault
+from prefixcache.errors import (
+    Draining,
+    InvalidRequest,
+    Overloaded,
+    PrefixCacheError,
+    ProtocolError,
+    Unavailable,
+    WorkerFault,
+)
 from prefixcache.limits import MAX_FRAME_BYTES
 from prefixcache.protocol import (
     Abort,
@@ -167,8 +175,8 @@ async def test_beats_and_unknown_frames() -> None:
     ("kind", "error"),
     [
         ("refused", InvalidRequest),
-        ("overloaded", Unavailable),
-        ("draining", Unavailable),
+        ("overloaded", Overloaded),
+        ("draining", Draining),
         ("worker_fault", WorkerFault),
     ],
 )
