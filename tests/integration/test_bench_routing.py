@@ -7,13 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from prefixcache.routing.policies import POLICIES
+
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ["ours", "ours, no tokenizer", "ours, two proxies", "ours, round robin"]
 FLOORS = (
     "tokenizing a new turn over a whole encode",
+    "microseconds of a decision among 16",
+    "microseconds of a decision among 256",
+    "coding_part, 2 workers, 25%: mean over the bound's",
     "ours, 1500 blocks: share of the bound lost",
     "ours, no tokenizer, 60 blocks: share of one pooled LRU's hit rate lost",
     "ours, two proxies, 60 blocks: imbalance, median",
+    "live: hit rate, points off the prediction",
+    "live: ttft_p90 off the prediction by",
 )
 TIMEOUT_S = 120
 
@@ -31,8 +38,9 @@ def test_the_routing_benchmark_runs_and_writes_all_its_figures(tmp_path: Path) -
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "left out: sglang-router: --quick" in ended.stdout
     content = json.loads((tmp_path / ".bench" / "routing-quick.json").read_text())
-    tokenizing, ample, tight, decisions = content["tables"]
+    tokenizing, deciding, ample, tight, decisions, simulated, live, run, cores = content["tables"]
     assert tokenizing["rows"][0]["tokens"] > 0
+    assert {row["policy"] for row in deciding["rows"]} == set(POLICIES)
     for table in (ample, tight):
         assert [row["target"] for row in table["rows"]] == TARGETS
         assert all(row["hit rate, median"] > 0 and row["errors"] == 0 for row in table["rows"]), table
@@ -40,5 +48,14 @@ def test_the_routing_benchmark_runs_and_writes_all_its_figures(tmp_path: Path) -
     # Little is evicted at no load: whoever follows prefixes finds them.
     rates = {row["target"]: row["hit rate, median"] for row in ample["rows"]}
     assert rates["ours"] > rates["ours, round robin"]
+    bounded = {(row["trace"], row["policy"]): row["of the bound"] for row in simulated["rows"]}
+    assert {policy for _, policy in bounded} == {"eta", "pooled", "pooled_slices"}
+    assert all(bounded[trace, "pooled"] == 1.0 for trace, _ in bounded)
+    measured = {row[""]: row for row in live["rows"]}
+    assert run["rows"][0]["errors"] == 0
+    # Times are noise here; what is found in caches is not.
+    predicted = measured["predicted, mean of the seeds"]["hit_rate"]
+    assert predicted > 0 and abs(measured["measured"]["hit_rate"] - predicted) < 0.05
+    assert cores["rows"][0]["all"] > 0
     names = [floor["what"] for floor in content["floors"]]
     assert all(name in names for name in FLOORS), names

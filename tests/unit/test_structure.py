@@ -29,7 +29,7 @@ LAYERS = (
     ("prefixcache.registry",),
     ("prefixcache.index", "prefixcache.rendering", "prefixcache.routing"),
     ("prefixcache.store", "prefixcache.local_store", "prefixcache.keeper"),
-    ("prefixcache.demo",),
+    ("prefixcache.demo", "prefixcache.simulation"),
     ("prefixcache.cli",),
 )
 """prefixcache from the bottom up: a module imports its own entry or lower layers."""
@@ -44,12 +44,13 @@ FENCES = {
     "tokenizers": ("prefixcache.rendering", "prefixcache.demo"),
     "jinja2": ("prefixcache.rendering",),
     "numpy": ("prefixcache.demo",),
+    "matplotlib": ("prefixcache.simulation.plot",),
     "click": ("prefixcache.config", "prefixcache.cli", "proxy.__main__", "worker.__main__"),
     "uvloop": ("proxy.__main__", "worker.__main__"),
     "aiohttp": ("proxy", "worker"),
     "httptools": ("proxy.engines.http_connection",),
     "msgspec": PACKAGES,
-    "xxhash": ("prefixcache.hashing", "worker.draw", "worker.sim_model"),
+    "xxhash": ("prefixcache.hashing", "worker.draw", "worker.sim_context", "worker.sim_model"),
 }
 """Third-party package -> the modules (and what lies below them) that may import it. Any other package is refused."""
 

@@ -15,7 +15,6 @@ import aiohttp
 
 from tests.bench.routing.sizes import Workload
 
-MODEL = "lru"
 ANSWER_TIMEOUT_S = 60.0
 _WORDS = (
     "alpha bravo carbon delta engine forest garden harbor island jungle kettle lemon marble needle ocean pepper quartz "
@@ -49,6 +48,7 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
     """Of our proxy's decisions."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     over_predicted_tokens: int = 0
     """Predicted by our proxy and not cached."""
     under_predicted_tokens: int = 0
@@ -56,10 +56,11 @@ class Tally:
 
     def count(self, headers: Any, usage: dict[str, Any]) -> None:
         """A whole answer."""
+        cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         self.prompt_tokens += usage["prompt_tokens"]
+        self.cached_tokens += cached_tokens
         if reason := headers.get("x-prefixcache-reason"):
             self.reasons[reason] += 1
-            cached_tokens = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
             missing_tokens = int(headers.get("x-prefixcache-hit-tokens", 0)) - cached_tokens
             self.over_predicted_tokens += max(missing_tokens, 0)
             self.under_predicted_tokens += max(-missing_tokens, 0)
@@ -69,10 +70,11 @@ def words(random: Random, number: int) -> str:
     return " ".join(random.choice(_WORDS) for _ in range(number))
 
 
-def new_chats(workload: Workload, seed: int) -> list[Chat]:
-    """All of one run; those of different seeds share nothing."""
+def new_chats(workload: Workload, seed: int, salt: Sequence[str] = ()) -> list[Chat]:
+    """All of one run; those of different seeds, or with other words of salt, share nothing."""
     random = Random(seed)
-    systems = [f"System {number}. {words(random, workload.system_words)}" for number in range(workload.num_systems)]
+    head = " ".join(("System", *salt))
+    systems = [f"{head} {number}. {words(random, workload.system_words)}" for number in range(workload.num_systems)]
     return [
         Chat(
             number=number,
@@ -86,8 +88,14 @@ def new_chats(workload: Workload, seed: int) -> list[Chat]:
 async def run_chats(urls: Sequence[str], workload: Workload, seed: int) -> Tally:
     """Every chat to its end, a turn of each after a turn of all others; requests alternate in `urls`."""
     tally = Tally()
-    waiting = deque(new_chats(workload, seed))
-    num_left = workload.num_chats * workload.num_turns
+    await talk(urls, new_chats(workload, seed), workload, workload.num_turns, tally)
+    return tally
+
+
+async def talk(urls: Sequence[str], chats: Sequence[Chat], workload: Workload, num_turns: int, tally: Tally) -> None:
+    """Goes on with `chats`, in turns, until each has asked `num_turns` times."""
+    waiting = deque(chats)
+    num_left = sum(num_turns - chat.num_asked for chat in chats)
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
 
     async def client(session: aiohttp.ClientSession) -> None:
@@ -100,24 +108,23 @@ async def run_chats(urls: Sequence[str], workload: Workload, seed: int) -> Tally
             chat.ask(workload.user_words)
             url = urls[tally.num_requests % len(urls)]
             tally.num_requests += 1
-            answer = await _ask(session, url, chat, workload.answer_tokens, tally)
+            answer = await _ask(session, url, chat, workload, tally)
             chat.messages.append({"role": "assistant", "content": answer})
             num_left -= 1
-            if chat.num_asked < workload.num_turns:
+            if chat.num_asked < num_turns:
                 waiting.append(chat)
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as clients:
         for _ in range(workload.num_clients):
             clients.create_task(client(session))
-    return tally
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, chat: Chat, answer_tokens: int, tally: Tally) -> str:
+async def _ask(session: aiohttp.ClientSession, url: str, chat: Chat, workload: Workload, tally: Tally) -> str:
     body = {
-        "model": MODEL,
+        "model": workload.model,
         "messages": chat.messages,
-        "max_tokens": answer_tokens,
+        "max_tokens": workload.answer_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

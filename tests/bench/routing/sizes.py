@@ -16,6 +16,8 @@ class Workload:
     user_words: int
     answer_tokens: int
     num_clients: int
+    model: str = "lru"
+    """What the engines serve it as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class Sizes:
     """Of each engine, where they do not."""
     tokenized_turns: int
     """Turns of the chat that is tokenized."""
+    decision_repeats: int
+    """Batches of decisions, for each policy and number of workers."""
 
 
 FULL = Sizes(
@@ -46,6 +50,7 @@ FULL = Sizes(
     ample_blocks=1500,
     tight_blocks=500,
     tokenized_turns=50,
+    decision_repeats=200,
 )
 
 QUICK = Sizes(
@@ -63,5 +68,17 @@ QUICK = Sizes(
     ample_blocks=1500,
     tight_blocks=60,
     tokenized_turns=8,
+    decision_repeats=3,
 )
 """On the byte tokenizer: some five tokens a word."""
+
+REAL_ENGINES = Workload(
+    num_chats=9,
+    num_turns=5,
+    num_systems=3,
+    system_words=350,
+    user_words=40,
+    answer_tokens=8,
+    num_clients=3,
+)
+"""Half a minute for two engines of one core each; an odd number of chats, so that no alternation keeps them apart."""

@@ -12,7 +12,7 @@ from tests.bench.report import Floor
 from tests.bench.routing.bench import Outcome, Routed, floors, tables
 from tests.bench.routing.load import Tally
 from tests.bench.routing.sizes import FULL
-from tests.bench.routing.targets import OURS, Target, installed_peers
+from tests.bench.routing.targets import OURS, Target, installed
 
 PEER = Target(name="peer", binary=Path("/router"))
 
@@ -76,9 +76,8 @@ def test_a_baseline_has_no_floors_and_a_peer_no_decisions() -> None:
     assert [row["target"] for row in decisions.rows] == [baseline.name]
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
     there = tmp_path / "router"
     there.touch()
-    peers = (Target(name="here", binary=there), Target(name="away", binary=tmp_path / "none"))
-    monkeypatch.setattr("tests.bench.routing.targets.PEERS", peers)
-    assert installed_peers() == ([peers[0]], [f"left out: away: no {tmp_path / 'none'}"])
+    here, away = Target(name="here", binary=there), Target(name="away", binary=tmp_path / "none")
+    assert installed([OURS[0], here, away]) == ([OURS[0], here], [f"left out: away: no {tmp_path / 'none'}"])

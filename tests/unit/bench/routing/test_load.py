@@ -31,6 +31,12 @@ def test_chats_share_few_system_prompts_and_nothing_else() -> None:
     assert len({chat.messages[1]["content"] for chat in chats}) == len(chats) == WORKLOAD.num_chats
 
 
+def test_a_salt_keeps_chats_apart_and_as_long() -> None:
+    one, other = (new_chats(WORKLOAD, 3, salt) for salt in (("red", "blue"), ("blue", "red")))
+    assert not {chat.messages[0]["content"] for chat in one} & {chat.messages[0]["content"] for chat in other}
+    assert [len(chat.messages[0]["content"]) for chat in one] == [len(chat.messages[0]["content"]) for chat in other]
+
+
 def test_what_a_chat_says_does_not_depend_on_the_others() -> None:
     alone = new_chats(replace(WORKLOAD, num_chats=1), 1)[0]
     first = new_chats(WORKLOAD, 1)[0]
@@ -54,5 +60,6 @@ def test_predictions_are_held_against_what_was_cached() -> None:
     tally.count(ours, _usage(100, 48))
     tally.count(ours, _usage(100, 96))
     tally.count({}, _usage(100, None))
-    assert (tally.prompt_tokens, tally.over_predicted_tokens, tally.under_predicted_tokens) == (300, 16, 32)
+    assert (tally.prompt_tokens, tally.cached_tokens) == (300, 144)
+    assert (tally.over_predicted_tokens, tally.under_predicted_tokens) == (16, 32)
     assert tally.reasons == {"longest_prefix": 2}
