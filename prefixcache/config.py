@@ -6,6 +6,7 @@ whose table of the program's own name ([proxy], [worker], [up]) gives defaults u
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,16 @@ PROGRAMS = ("proxy", "worker", "up")
 """One table each in a settings file."""
 
 _FILE = "prefixcache.config.file"
+
+
+class FiniteRange(click.FloatRange):
+    """As FloatRange, which takes a NaN for a number of any range and infinity for one without an upper end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
 
 
 def file_setting(context: click.Context) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from prefixcache.config import FiniteRange
 from prefixcache.cpu import usable_cores
 from prefixcache.errors import ConfigError
 from prefixcache.limits import LOAD_REPORT_S
@@ -91,22 +92,22 @@ def _minutes(traces: Sequence[Trace], text: str) -> list[Trace]:
     "--load", help=f"Share of the time in which one pooled cache is busy: sets the rate. [default: {USUAL_LOAD}]"
 )
 @click.option(
-    "--prefill-rate", type=click.FloatRange(0, min_open=True), help="Tokens/s of each worker, in place of --load."
+    "--prefill-rate", type=FiniteRange(0, min_open=True), help="Tokens/s of each worker, in place of --load."
 )
-@click.option("--overhead-ms", type=click.FloatRange(0), default=20.0, help="Of each prefill, or slice of one.")
-@click.option("--itl-ms", type=click.FloatRange(0), default=25.0, help="Inter-token latency of answers.")
+@click.option("--overhead-ms", type=FiniteRange(0), default=20.0, help="Of each prefill, or slice of one.")
+@click.option("--itl-ms", type=FiniteRange(0), default=25.0, help="Inter-token latency of answers.")
 @click.option("--arrival-speed", default="1", help="Factors by which requests come, and users think, faster.")
 @click.option("--minutes", metavar="FROM-TO", help="Only this part of each trace.")
 @click.option(
     "--proxies", type=click.IntRange(1, 64), default=1, help="They share the requests, each with its own view."
 )
 @click.option(
-    "--load-lag-ms", type=click.FloatRange(0), default=1000 * LOAD_REPORT_S, help="Time between two load reports."
+    "--load-lag-ms", type=FiniteRange(0), default=1000 * LOAD_REPORT_S, help="Time between two load reports."
 )
-@click.option("--event-lag-ms", type=click.FloatRange(0), default=0.0, help="Until the index shows what a cache holds.")
-@click.option("--rate-error", type=click.FloatRange(0, 3), default=0.0, help="Lognormal sigma of the rates' error.")
+@click.option("--event-lag-ms", type=FiniteRange(0), default=0.0, help="Until the index shows what a cache holds.")
+@click.option("--rate-error", type=FiniteRange(0, 3), default=0.0, help="Lognormal sigma of the rates' error.")
 @click.option("--kill", metavar="WORKER@SECONDS", multiple=True, help="A worker dies and stays away; repeatable.")
-@click.option("--hot-share", type=click.FloatRange(0, 1), default=0.0, help="Conversations that get a hot prefix.")
+@click.option("--hot-share", type=FiniteRange(0, 1), default=0.0, help="Conversations that get a hot prefix.")
 @click.option("--hot-blocks", type=click.IntRange(1, 1024), default=8, help="Length of the hot prefix.")
 @click.option(
     "--order", type=click.Choice(["mean", "tail", "fifo"]), help="In place of each policy's own; so the next ones."

@@ -81,7 +81,7 @@ class HeaderRules:
         credentials: frozenset[bytes] = frozenset()
         if self.forward_authorization and self.engine_api_key is None:
             credentials = _CREDENTIALS
-        known = _TO_ENGINE | credentials | self.passed
+        known = _TO_ENGINE | (self.passed - _CREDENTIALS if self.engine_api_key is not None else self.passed) | credentials
         passed = [
             (name, value)
             for name, value in given

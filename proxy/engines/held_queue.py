@@ -1,12 +1,12 @@
 """The requests that this proxy keeps back for one engine, which would begin them in the order of their arrival.
 
-    joined ──► waiting ──least u - 0.1 * waited first──► in hand ──first byte of the answer──► prefilled
+    joined ──► waiting ──least u - AGEING * waited first──► in hand ──first byte of the answer──► prefilled
                   │                                         └──or its estimate is well over──────┘
                   └── cancelled, or turned away because the engine is down
 
 u: its prefill in seconds. At most one prefill is in hand; several only where all of them together are so short that an
 engine computes them in one step. Who waits gains on all others alike, so that the order of two requests never changes:
-u + 0.1 * (time of joining) is a fixed key, and the queue a heap.
+u + AGEING * (time of joining) is a fixed key, and the queue a heap.
 """
 
 from __future__ import annotations
