@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from prefixcache.config import secret_option, settings_command, worker_token_option
+from prefixcache.config import FiniteRange, secret_option, settings_command, worker_token_option
 from prefixcache.errors import ConfigError
 from prefixcache.index.keys import DEFAULT_KEY_PREFIX
 from prefixcache.limits import CONNECT_TIMEOUT_S, ENGINE_GAP_S
@@ -97,7 +97,7 @@ def _open_store(settings: ProxySettings) -> AbstractAsyncContextManager[Store]:
     "--engine-connect-timeout",
     default=CONNECT_TIMEOUT_S,
     metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Seconds to wait for a connection to an engine; another one is asked then.",
 )
 @click.option(
@@ -105,14 +105,14 @@ def _open_store(settings: ProxySettings) -> AbstractAsyncContextManager[Store]:
     default=0.0,
     show_default="0, no limit",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Seconds to wait for the first byte of an answer: queueing and prefill, or a whole answer that is no stream.",
 )
 @click.option(
     "--engine-idle-timeout",
     default=ENGINE_GAP_S,
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Seconds between two pieces of an answer; 0: no limit. Nothing limits an answer whose bytes flow.",
 )
 @click.option(

@@ -179,6 +179,8 @@ class Generation:
         self._stop_token_ids = frozenset(self.whereabouts.sent[1].stop_token_ids)
         if self.whereabouts.is_movable:
             self._movable.add(self)
+        else:
+            self._movable.discard(self)
 
     def _send_again(self, send: Callable[[], None]) -> bool:
         try:
@@ -192,8 +194,11 @@ class Generation:
     def _make_move(self) -> None:
         move, self._move = self._move, None
         assert move is not None, "only a move that was asked for is made"
-        was_sent = self._send_again(partial(self.whereabouts.move, self, move.link))
-        move.on_settled("moved" if was_sent else "failed")
+        was_sent = False
+        try:
+            was_sent = self._send_again(partial(self.whereabouts.move, self, move.link))
+        finally:
+            move.on_settled("moved" if was_sent else "failed")
 
     def _settle_move(self, outcome: MoveOutcome) -> None:
         """It cannot be moved any more, and a move that was asked for has come to this."""

@@ -89,6 +89,7 @@ class Whereabouts:
     def send_elsewhere(self, sink: Sink, refusal: Unavailable) -> None:
         """Its worker does not take it. Raises Overloaded if no other one does and that is why, else NoWorkerReady."""
         self._refusals[self.placement.link.worker_id] = refusal
+        self.choice.gone()  # where other choices of the prompt stay, it leaves them
         while True:
             try:
                 self._reserved = self._placer.place_elsewhere(self._reserved, self._refusals.keys(), self._scopes)

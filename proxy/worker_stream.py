@@ -82,7 +82,9 @@ def _failure(worker_id: str, fail: Fail) -> PrefixCacheError:
         return WorkerFault("the worker failed while it held the request")
     if fail.kind == "draining":
         return Draining("the worker is shutting down, try again in a moment")
-    again_s = min(max(math.ceil(fail.retry_after_s), RETRY_AFTER_S), RETRY_AFTER_MOST_S)
+    again_s = RETRY_AFTER_S
+    if math.isfinite(fail.retry_after_s):
+        again_s = min(max(math.ceil(fail.retry_after_s), RETRY_AFTER_S), RETRY_AFTER_MOST_S)
     return Overloaded(f"too many requests wait already, try again in {again_s} s", retry_after_s=again_s)
 
 
@@ -169,7 +171,7 @@ class WorkerStream(asyncio.Protocol):
         self._waiting.clear()
         for request_id, sink in held.items():
             self._send(Abort(id=request_id))
-            sink.on_fail(error)
+            self._tell_failed(request_id, sink, error)
 
     def cut(self) -> None:
         """Drops the connection; requests on it fail."""
@@ -234,7 +236,7 @@ class WorkerStream(asyncio.Protocol):
             case Fail():
                 self.is_draining = self.is_draining or frame.kind == "draining"
                 if (sink := self._sink_of_ended(frame.id)) is not None:
-                    sink.on_fail(_failure(self.worker_id, frame))
+                    self._tell_failed(frame.id, sink, _failure(self.worker_id, frame))
             case Beat():
                 self._on_beat(frame)
             case Accepted():
@@ -269,6 +271,13 @@ class WorkerStream(asyncio.Protocol):
 
     def _sink_of_ended(self, request_id: str) -> Sink | None:
         return self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
+
+    def _tell_failed(self, request_id: str, sink: Sink, error: Exception) -> None:
+        """The sink may send its request to another worker; what goes wrong there concerns it alone, too."""
+        try:
+            sink.on_fail(error)
+        except Exception as fault:
+            self._sink_failed(request_id, sink, fault)
 
     def _sink_failed(self, request_id: str, sink: Sink, error: Exception) -> None:
         """A fault of our own in one request ends that request, not its neighbours on the stream."""

@@ -91,9 +91,7 @@ def _minutes(traces: Sequence[Trace], text: str) -> list[Trace]:
 @click.option(
     "--load", help=f"Share of the time in which one pooled cache is busy: sets the rate. [default: {USUAL_LOAD}]"
 )
-@click.option(
-    "--prefill-rate", type=FiniteRange(0, min_open=True), help="Tokens/s of each worker, in place of --load."
-)
+@click.option("--prefill-rate", type=FiniteRange(0, min_open=True), help="Tokens/s of each worker, in place of --load.")
 @click.option("--overhead-ms", type=FiniteRange(0), default=20.0, help="Of each prefill, or slice of one.")
 @click.option("--itl-ms", type=FiniteRange(0), default=25.0, help="Inter-token latency of answers.")
 @click.option("--arrival-speed", default="1", help="Factors by which requests come, and users think, faster.")
@@ -101,9 +99,7 @@ def _minutes(traces: Sequence[Trace], text: str) -> list[Trace]:
 @click.option(
     "--proxies", type=click.IntRange(1, 64), default=1, help="They share the requests, each with its own view."
 )
-@click.option(
-    "--load-lag-ms", type=FiniteRange(0), default=1000 * LOAD_REPORT_S, help="Time between two load reports."
-)
+@click.option("--load-lag-ms", type=FiniteRange(0), default=1000 * LOAD_REPORT_S, help="Time between two load reports.")
 @click.option("--event-lag-ms", type=FiniteRange(0), default=0.0, help="Until the index shows what a cache holds.")
 @click.option("--rate-error", type=FiniteRange(0, 3), default=0.0, help="Lognormal sigma of the rates' error.")
 @click.option("--kill", metavar="WORKER@SECONDS", multiple=True, help="A worker dies and stays away; repeatable.")

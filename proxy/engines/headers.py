@@ -78,10 +78,11 @@ class HeaderRules:
         """Of a client's request, in its order and spelling."""
         given = list(headers)
         named = _named_by_connection(given)
-        credentials: frozenset[bytes] = frozenset()
-        if self.forward_authorization and self.engine_api_key is None:
-            credentials = _CREDENTIALS
-        known = _TO_ENGINE | (self.passed - _CREDENTIALS if self.engine_api_key is not None else self.passed) | credentials
+        known = _TO_ENGINE | self.passed
+        if self.engine_api_key is not None:
+            known -= _CREDENTIALS
+        elif self.forward_authorization:
+            known |= _CREDENTIALS
         passed = [
             (name, value)
             for name, value in given

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from prefixcache.config import file_setting, settings_command, worker_token_option
+from prefixcache.config import FiniteRange, file_setting, settings_command, worker_token_option
 
 
 def _program(seen: dict[str, object]) -> click.Command:
@@ -112,3 +112,13 @@ def test_help_does_not_print_the_worker_token(tmp_path: Path) -> None:
     _, output, code = _run_with_token(["--config", str(file), "--help"], environment)
     assert code == 0 and "PREFIXCACHE_WORKER_TOKEN" in output
     assert "of-the-file" not in output and "of-the-environment" not in output
+
+
+@pytest.mark.parametrize(("given", "code"), [("1.5", 0), ("0", 0), ("-1", 2), ("nan", 2), ("inf", 2), ("soon", 2)])
+def test_a_number_of_a_range_is_one(given: str, code: int) -> None:
+    @click.command
+    @click.option("--pause", type=FiniteRange(min=0))
+    def program(pause: float) -> None:
+        assert pause == float(given)
+
+    assert CliRunner().invoke(program, ["--pause", given]).exit_code == code

@@ -82,9 +82,10 @@ class World:
         self.texts: list[str] = []
         self.outcomes: list[MoveOutcome] = []
 
-    async def generation(self, *, is_alone: bool = True) -> Generation:
+    async def generation(self, *, is_alone: bool = True, num_choices: int = 1) -> Generation:
+        """The first choice of a prompt."""
         asked = prompt()
-        (reserved,) = await self.proxy.place(self.scopes, asked)
+        (reserved,) = await self.proxy.place(self.scopes, asked, n=num_choices)
         frames = PromptFrames(
             asked, GenerationOptions(model="tiny"), request_numbers=itertools.count(1), received_at=0.0
         )
@@ -146,6 +147,18 @@ async def test_one_that_cannot_be_moved(minor: int, is_alone: bool) -> None:
         world = await _of(scopes, minor=minor)
         async with await world.generation(is_alone=is_alone):
             assert world.movable == set()
+
+
+async def test_one_that_goes_on_to_an_older_worker_is_not_movable_any_more() -> None:
+    with ExitStack() as scopes:
+        world = await _of(scopes)
+        async with await world.generation() as generation:
+            before, (other,) = world.at(generation), world.others(generation)
+            older = world.wires[other.link.worker_id] = Wire(other.link, minor=1)
+            assert world.movable == {generation}
+            _fail(before, "overloaded")
+            assert world.at(generation) is older and world.movable == set(), "it would end what it has begun"
+    assert world.is_quiet()
 
 
 async def test_what_has_started_is_not_movable_any_more() -> None:
@@ -256,6 +269,33 @@ async def test_every_worker_is_tried_once() -> None:
             assert isinstance(generation.error, Overloaded) and generation.error.retry_after_s == 3
         assert [len(wire.frames(Generate)) for wire in world.wires.values()] == [1] * 4
     assert world.is_quiet()
+
+
+async def test_a_choice_that_is_refused_takes_its_load_along() -> None:
+    with ExitStack() as scopes:
+        world = await _of(scopes)
+        async with await world.generation(num_choices=2) as generation:
+            before, (other,) = world.at(generation), world.others(generation)
+            _fail(before, "overloaded")
+            assert world.at(generation) is other
+            assert (before.link.ledger.num_waiting, other.link.ledger.num_waiting) == (1, 1), "the other choice stays"
+    assert world.is_quiet()
+
+
+async def test_an_idle_worker_is_free_again_whatever_goes_wrong_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as scopes:
+        world = await _of(scopes)
+        async with await world.generation() as generation:
+            wire, (other,) = world.at(generation), world.others(generation)
+
+            def fails(*_: object) -> None:
+                raise RuntimeError("a fault of our own")
+
+            monkeypatch.setattr(generation.whereabouts, "move", fails)
+            generation.move_to(other.link, world.outcomes.append)
+            wire.ends("aborted")
+            assert world.outcomes == ["failed"]
+            assert isinstance(generation.error, RuntimeError)
 
 
 async def test_what_is_told_where_nobody_takes_it() -> None:

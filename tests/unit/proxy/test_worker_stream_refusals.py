@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 
-from prefixcache.errors import Overloaded
+from prefixcache.errors import Overloaded, Unavailable
 from prefixcache.protocol import Abort, Fail, FailKind, Hello, Started
 from tests.unit.proxy.test_worker_stream import SPACE, RecordingSink, Wire
 
@@ -21,7 +23,7 @@ async def test_only_one_that_drains_says_something_about_the_requests_to_come(ki
     assert wire.stream.is_draining == (kind == "draining"), "for good"
 
 
-@pytest.mark.parametrize(("told_s", "again_s"), [(0.0, 1), (0.2, 1), (2.1, 3), (1e6, 60)])
+@pytest.mark.parametrize(("told_s", "again_s"), [(0.0, 1), (0.2, 1), (2.1, 3), (1e6, 60), (inf, 1), (nan, 1)])
 async def test_when_to_come_again_to_an_overloaded_worker(told_s: float, again_s: int) -> None:
     wire = Wire()
     sink = RecordingSink()
@@ -50,3 +52,28 @@ async def test_who_can_be_asked_for_a_request_back(minor: int, knows: bool) -> N
     assert not wire.stream.knows_if_waiting
     wire.receive(Hello(namespace=SPACE, incarnation=5, minor=minor))
     assert wire.stream.knows_if_waiting == knows
+
+
+class Stumbling(RecordingSink):
+    """Raises a fault of its own when it first hears that its request failed."""
+
+    def on_fail(self, error: Exception) -> None:
+        super().on_fail(error)
+        if len(self.calls) == 1:
+            raise RuntimeError("sending it to another worker failed")
+
+
+@pytest.mark.parametrize("told", ["refusal", "loss"])
+async def test_a_fault_on_the_way_elsewhere_ends_that_request_alone(told: str) -> None:
+    wire = Wire()
+    stumbling, neighbour = Stumbling(), RecordingSink()
+    wire.generate("a", stumbling)
+    wire.generate("b", neighbour)
+    if told == "refusal":
+        wire.receive(Fail(id="a", kind="overloaded", message="full"))
+        wire.receive(Started(id="b", cached_tokens=0))
+        assert neighbour.calls == [("started", 0)]
+    else:
+        wire.stream.fail_all(Unavailable("shutting down"))
+        assert len(neighbour.calls) == 1, "whoever comes after it hears of it, too"
+    assert isinstance(stumbling.calls[1], RuntimeError), "its last word"

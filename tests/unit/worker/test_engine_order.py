@@ -51,8 +51,8 @@ def test_requests_start_in_the_order_that_was_set(order: Order, started: list[st
     with running_engine(runner, order=order, clock=runner.clock) as running:
         warm(running)
         hold_with(running)
-        running.submit(generate("long", prompt(2, 1_900), max_tokens=1, waited_s=5.0))
-        running.submit(generate("mid", prompt(3, 1_000), max_tokens=1, waited_s=2.0))
+        running.submit(generate("long", prompt(2, 1_900), max_tokens=1, waited_s=2.5))
+        running.submit(generate("mid", prompt(3, 1_000), max_tokens=1, waited_s=1.2))
         running.submit(generate("short", prompt(4, 500), max_tokens=1))
         runner.resume()
         running.wait_ended("long", "mid", "short")

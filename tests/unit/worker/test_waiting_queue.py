@@ -80,13 +80,13 @@ def test_the_shortest_goes_first_and_equals_as_they_came() -> None:
     assert [sequence.id for sequence in world.queue] == ["a", "b", "c", "d"]
 
 
-def test_a_second_of_waiting_makes_up_for_a_tenth_of_prefill() -> None:
+def test_ten_seconds_of_waiting_make_up_for_three_of_prefill() -> None:
     world = World()
     world.add("long", numbers(0, 100), arrived_at=0.0)
-    world.add("short", numbers(1_000, 10), arrived_at=8.9)
-    assert world.names(now=9.0) == ["short", "long"]
-    world.add("later", numbers(2_000, 10), arrived_at=9.1)
-    assert world.names(now=10.0) == ["short", "long", "later"]
+    world.add("short", numbers(1_000, 10), arrived_at=2.9)
+    assert world.names(now=3.0) == ["short", "long"]
+    world.add("later", numbers(2_000, 10), arrived_at=3.1)
+    assert world.names(now=4.0) == ["short", "long", "later"]
 
 
 def test_the_time_at_the_proxy_counts() -> None:

@@ -26,10 +26,10 @@ def test_the_shorter_of_two_goes_first_and_of_equals_the_older(order: Order) -> 
     assert first(order, (2.0, 1.0), (2.0, 1.5)) == 1
 
 
-def test_by_mean_ten_seconds_of_waiting_make_up_for_one_of_prefill() -> None:
-    assert order_key("mean", prefill_s=3.0, waited_s=10.0) == 2.0
-    assert first("mean", (3.0, 19.9), (1.0, 0.0)) == 1
-    assert first("mean", (3.0, 20.1), (1.0, 0.0)) == 0
+def test_by_mean_ten_seconds_of_waiting_make_up_for_three_of_prefill() -> None:
+    assert order_key("mean", prefill_s=5.0, waited_s=10.0) == 2.0
+    assert first("mean", (3.0, 6.6), (1.0, 0.0)) == 1
+    assert first("mean", (3.0, 6.7), (1.0, 0.0)) == 0
 
 
 def test_by_tail_it_is_the_share_of_its_own_work_in_its_time() -> None:

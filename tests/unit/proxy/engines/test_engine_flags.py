@@ -71,7 +71,12 @@ def test_zero_is_no_limit(taken: list[ProxySettings]) -> None:
     "arguments",
     [
         ["--engine-connect-timeout", "0"],
+        ["--engine-connect-timeout", "nan"],
+        ["--engine-connect-timeout", "inf"],
         ["--engine-idle-timeout", "-1"],
+        ["--engine-idle-timeout", "nan"],
+        ["--engine-first-byte-timeout", "nan"],
+        ["--engine-first-byte-timeout", "inf"],
         ["--engine-first-byte-timeout", "soon"],
         ["--engine-pass-header", "Host"],
         ["--engine-pass-header", "X-Tenant: a"],

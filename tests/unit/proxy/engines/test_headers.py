@@ -123,3 +123,11 @@ def test_what_the_operator_names_passes_both_ways() -> None:
 def test_a_name_that_never_passes(name: str) -> None:
     with pytest.raises(ConfigError):
         read_header_names([name])
+
+
+def test_beside_the_key_of_the_engines_no_name_lets_those_of_clients_pass() -> None:
+    rules = HeaderRules(
+        engine_api_key="sk-engine", passed=read_header_names(["Authorization", "X-Api-Key", "X-Tenant"])
+    )
+    given = [(b"Authorization", b"Bearer sk-app"), (b"x-api-key", b"sk-app"), (b"X-Tenant", b"a")]
+    assert rules.to_engine(given) == [(b"X-Tenant", b"a"), IDENTITY, (b"authorization", b"Bearer sk-engine")]

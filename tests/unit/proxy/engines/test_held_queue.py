@@ -26,12 +26,12 @@ def _may_go(turn: Turn) -> bool:
     ("first", "second", "waited_s", "winner"),
     [
         (1.0, 0.5, 0.0, "second"),
-        (1.0, 0.5, 4.9, "second"),
-        (1.0, 0.5, 5.1, "first"),
+        (1.0, 0.5, 1.6, "second"),
+        (1.0, 0.5, 1.7, "first"),
         (1.0, 1.0, 0.1, "first"),
     ],
 )
-async def test_least_u_less_a_tenth_of_the_wait_goes_first(
+async def test_least_u_less_three_tenths_of_the_wait_goes_first(
     first: float, second: float, waited_s: float, winner: str
 ) -> None:
     clock = ManualClock(50.0)
