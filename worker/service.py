@@ -132,12 +132,7 @@ async def serve(
         publishing = asyncio.create_task(publisher.run(), name="publisher")
         try:
             yield Worker(
-                engine=engine,
-                server=server,
-                publisher=publisher,
-                metrics=metrics,
-                listening=listening,
-                failed=failed,
+                engine=engine, server=server, publisher=publisher, metrics=metrics, listening=listening, failed=failed
             )
         finally:
             publishing.cancel()

@@ -80,11 +80,7 @@ class EngineControl:
     async def answer(self, asked: ClientRequest) -> web.Response:
         """Returns when every engine has answered or cannot."""
         request, _ = asked.to_engine(self._rules)
-        answers = await asyncio.gather(*(self._ask(link, request) for link in self._fleet.links))
-        for answer in answers:
-            if answer.is_done and asked.path in _FORGETTING:
-                answer.link.note_lost_cache(f"{asked.path} was asked of it")
-            answer.link.look_soon()
+        answers = await asyncio.gather(*(self._ask(link, request, asked.path) for link in self._fleet.links))
         worst = max(answers, key=lambda answer: answer.badness)
         record, told = asked.record, worst.told
         record.worker = worst.link.engine_id
@@ -102,9 +98,17 @@ class EngineControl:
         )
         return response
 
-    async def _ask(self, link: EngineLink, request: EngineRequest) -> _Answer:
+    async def _ask(self, link: EngineLink, request: EngineRequest, path: str) -> _Answer:
+        """Whatever the others are doing: a cache that is gone is gone."""
+        answer = _Answer(link=link, told=await self._told(link, request))
+        if answer.is_done and path in _FORGETTING:
+            link.note_lost_cache(f"{path} was asked of it")
+        link.look_soon()
+        return answer
+
+    async def _told(self, link: EngineLink, request: EngineRequest) -> FetchedResponse | Unavailable | WorkerFault:
         try:
-            told = await link.pool.fetch(
+            return await link.pool.fetch(
                 request.method,
                 request.target,
                 headers=request.headers,
@@ -115,8 +119,7 @@ class EngineControl:
         except (Unavailable, WorkerFault) as error:
             if isinstance(error, EngineUnreachable):
                 link.note_failure(error)
-            return _Answer(link=link, told=error)
-        return _Answer(link=link, told=told)
+            return error
 
     def _passed_on(self, told: FetchedResponse, link: EngineLink) -> web.Response:
         response = web.Response(status=told.status, body=told.body)

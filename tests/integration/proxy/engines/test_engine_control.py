@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import proxy.engines.engine_link
 from tests.support.answer_bytes import chat_answer, json_answer, whole
 from tests.support.engine_proxy import Answer, EngineProxy, chat, engine_answers, engine_proxy
-from tests.support.scripted_engine import ReceivedRequest, Step, reset
+from tests.support.scripted_engine import ReceivedRequest, Step, reset, when
 from tests.support.waiting import eventually
 
 LONG = "a word that is repeated " * 200
@@ -86,6 +87,21 @@ async def test_the_worst_answer_is_told_and_who_gave_it_keeps_its_claims(
         elif status == 200:
             assert answer.json() == {"success": False}
         assert sorted(begun) == sorted([good, other])
+
+
+async def test_an_engine_is_forgotten_about_while_another_one_takes_its_time() -> None:
+    gate = asyncio.Event()
+    async with engine_proxy(_answers(DONE), _answers(when(gate), DONE)) as fleet:
+        begun: list[str] = []
+        for link in fleet.fleet.links:
+            link.note_lost_cache = lambda why, name=link.engine_id: begun.append(name)  # type: ignore[method-assign,misc]
+        fast, slow = (link.engine_id for link in fleet.fleet.links)
+        asking = asyncio.create_task(fleet.client.post("/reset_prefix_cache"))
+        await eventually(lambda: begun == [fast])
+        assert not asking.done()
+        gate.set()
+        assert (await asking).status_code == 200
+        assert begun == [fast, slow]
 
 
 async def test_an_engine_that_is_down_is_told_of_not_waited_for() -> None:
