@@ -173,7 +173,7 @@ async def test_a_prediction_sends_a_prompt_where_its_blocks_are(store: MemorySto
         answer = await proxy.chat(messages=messages(5))
         assert answer.headers["x-prefixcache-worker"] == holder.record.worker_id
         assert answer.headers["x-prefixcache-reason"] == "own_placements"
-        assert answer.headers["x-prefixcache-hit-tokens"] == "256", "the deepest boundary among the five blocks"
+        assert answer.headers["x-prefixcache-hit-tokens"] == "320", "the deepest boundary among the five blocks"
         assert proxy.metric("prefixcache_predicted_hit_tokens_total") == 3 * 320, "the index predicted nothing of it"
         assert proxy.metric("prefixcache_own_placement_decisions_total", cause="announced_again") == 1
 

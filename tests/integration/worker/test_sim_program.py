@@ -97,14 +97,14 @@ async def test_requests_take_the_time_that_the_cost_model_gives_them(valkey: Ser
 async def test_the_order_that_was_set_decides_who_goes_first(
     valkey: Server, tmp_path: Path, order: str, started_first: str
 ) -> None:
-    """By the mean 0.75 s after a wait of 3 s come behind 0.05 s after none, by the tail before them."""
+    """By the mean 0.75 s after a wait of 1.5 s come behind 0.05 s after none, by the tail before them."""
     costs = ["--sim-prefill-us", "500", "--sim-step-ms", "0", "--order", order]
     async with started(valkey, tmp_path / "log", *costs) as (_, record):
         async with connected(record.address, namespace=record.namespace) as client:
             client.send(generate("warm", [1] * 512, max_tokens=1))
             await client.ended("warm")
             client.send(generate("held", [2] * 1_000, max_tokens=1))
-            client.send(generate("long", [3] * 1_500, max_tokens=1, waited_s=3.0))
+            client.send(generate("long", [3] * 1_500, max_tokens=1, waited_s=1.5))
             client.send(generate("short", [4] * 100, max_tokens=1))
             await client.ended("long")
             await client.ended("short")
