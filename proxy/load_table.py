@@ -184,9 +184,11 @@ class LoadTable:
         elsewhere = self._elsewhere.get(link.incarnation)
         return elsewhere.at(self._clock()).worker if elsewhere is not None else None
 
-    def note_placed(self, link: Destination, tokens: int, *, among: Sequence[Destination]) -> None:
-        """A prompt went to `link`. Nothing is kept where a capacity is not known."""
-        capacities_tokens = [each.claimed_capacity_tokens or 0.0 for each in among]
+    def note_placed(self, link: Destination, tokens: int, *, among: Callable[[], Sequence[Destination]]) -> None:
+        """A prompt went to `link`. Nothing is kept or asked where a capacity is not known, as those of own workers."""
+        if not link.claimed_capacity_tokens:
+            return
+        capacities_tokens = [each.claimed_capacity_tokens or 0.0 for each in among()]
         if capacities_tokens and all(capacities_tokens):
             recent = self._recent.setdefault(link.namespace, RecentTokens())
             recent.place(link.worker_id, tokens, forgotten_tokens=RECENT_SHARE * sum(capacities_tokens))

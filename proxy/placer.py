@@ -196,7 +196,7 @@ class Placer:
         else:
             reservation.post()
         self._recent.record(asked.boundaries, placed.link.process)
-        self._loads.note_placed(placed.link, wanted.num_tokens, among=wanted.ready())
+        self._loads.note_placed(placed.link, wanted.num_tokens, among=wanted.ready)
         self._count(placed, match)
         return ReservedPrompt(asked=asked, placement=placed, reservation=reservation)
 

@@ -7,32 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from prefixcache.errors import ConfigError
+from prefixcache.step_costs import StepTerms
 from worker.runner import StepShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostModel:
-    """A step's time, from the shares in it. Every term is divided by `speed`; infinity for a step that takes no time.
+class CostModel(StepTerms):
+    """A step's time, from the shares in it.
 
-        step_ms                                                                      every step
-      + prefill_us * T                                                               T tokens of prefill chunks
-      + itl_ms + itl_per_sequence_ms * N + itl_per_1k_context_ms * C / 1000          if there are decodes: N of them,
-                                                                                     with C tokens of context in total
-
-    So ITL at batch N is what stands in the last line plus `step_ms`, longer where prefill chunks share the step, and
+    So ITL at batch N is what decodes cost plus `step_ms`, longer where prefill chunks share the step, and
     the TTFT of a request that runs alone is its uncached tokens * prefill_us plus a step for each chunk of 512.
     A share of one token is a decode: the last token of a prompt that is cached up to it costs what a decode does.
     Not modelled: that attention makes the later tokens of a long prefill dearer than its first.
-
-    The defaults are round numbers, of the order of a model of 8 billion parameters on one data-centre GPU.
     """
-
-    prefill_us: float = 100.0
-    step_ms: float = 1.0
-    itl_ms: float = 10.0
-    itl_per_sequence_ms: float = 0.1
-    itl_per_1k_context_ms: float = 0.05
-    speed: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a cost that is none."""
@@ -55,8 +42,4 @@ class CostModel:
                 context_tokens += share.start + 1
             else:
                 prefill_tokens += num_tokens
-        cost_ms = self.step_ms + self.prefill_us * prefill_tokens / 1e3
-        if num_decodes:
-            cost_ms += self.itl_ms + self.itl_per_sequence_ms * num_decodes
-            cost_ms += self.itl_per_1k_context_ms * context_tokens / 1e3
-        return cost_ms / 1e3 / self.speed
+        return self.cost_s(prefill_tokens, num_decodes, context_tokens)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from prefixcache.errors import ConfigError
+from prefixcache.step_costs import StepTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,24 +30,13 @@ class PrefillCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCosts:
-    """Engine steps that decodes and one prefill's chunk share, as `worker --runner sim` has them: the same terms.
+class StepCosts(StepTerms):
+    """Engine steps that decodes and one prefill's chunk share, as `worker --runner sim` has them.
 
-        step_ms                                                                      every step
-      + prefill_us * T                                                               T tokens of the prefill's chunk
-      + itl_ms + itl_per_sequence_ms * N + itl_per_1k_context_ms * C / 1000          if there are decodes: N of them,
-                                                                                     with C tokens of context in total
-
-    All of it is divided by `speed`. A step has `step_tokens` tokens: one for each decode, the rest is the chunk. What a
-    request generates keeps its room in the cache until the end, and counts among the idle blocks after it.
+    A step has `step_tokens` tokens: one for each decode, the rest is the chunk. What a request generates keeps its room
+    in the cache until the end, and counts among the idle blocks after it.
     """
 
-    prefill_us: float = 100.0
-    step_ms: float = 1.0
-    itl_ms: float = 10.0
-    itl_per_sequence_ms: float = 0.1
-    itl_per_1k_context_ms: float = 0.05
-    speed: float = 1.0
     step_tokens: int = 512
 
     def __post_init__(self) -> None:
@@ -63,15 +53,7 @@ class StepCosts:
     @property
     def prefill_rate(self) -> float:
         """Tokens a second of full chunks without decodes beside them."""
-        return self.step_tokens / self.step_s(self.step_tokens, 0, 0)
-
-    def step_s(self, chunk_tokens: int, num_decodes: int, context_tokens: int) -> float:
-        """Seconds that one step takes."""
-        cost_ms = self.step_ms + self.prefill_us * chunk_tokens / 1e3
-        if num_decodes:
-            cost_ms += self.itl_ms + self.itl_per_sequence_ms * num_decodes
-            cost_ms += self.itl_per_1k_context_ms * context_tokens / 1e3
-        return cost_ms / 1e3 / self.speed
+        return self.step_tokens / self.cost_s(self.step_tokens, 0, 0)
 
 
 Costs = PrefillCosts | StepCosts

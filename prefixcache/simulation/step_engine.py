@@ -112,7 +112,7 @@ class StepEngine:
             return 0.0
         costs, decodes = self._costs, len(self._decodes)
         context = self._base_context + decodes * self._step
-        first_s = costs.step_s(self._chunk_tokens, decodes, context)
+        first_s = costs.cost_s(self._chunk_tokens, decodes, context)
         excess = max(num_steps * self._chunk_tokens - self._prefill_tokens, 0)
         growing_ms = costs.itl_per_1k_context_ms * decodes / 1e3 * num_steps * (num_steps - 1) / 2
         return num_steps * first_s + (growing_ms - costs.prefill_us * excess / 1e3) / 1e3 / costs.speed
@@ -121,7 +121,7 @@ class StepEngine:
         """Steps of the segment that have ended when the one which runs at `now` has."""
         costs, decodes = self._costs, len(self._decodes)
         elapsed_s = now - self._began_at
-        first_s = costs.step_s(0, decodes, self._base_context + decodes * self._step)
+        first_s = costs.cost_s(0, decodes, self._base_context + decodes * self._step)
         growth_s = costs.itl_per_1k_context_ms * decodes / 1e6 / costs.speed
         if first_s + growth_s <= 0:
             return self._num_steps

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -264,3 +266,25 @@ async def test_an_outage_forgets_the_others_by_itself_and_they_come_back_by_them
     await one.exchange()
     await two.exchange()
     assert world.ahead_s(1) == 2.0
+
+
+def test_what_was_placed_of_late_is_kept_where_all_capacities_are_known() -> None:
+    world = World()
+    known = [SimpleNamespace(worker_id=name, namespace="ns", claimed_capacity_tokens=2_000.0) for name in "ab"]
+    unknown = SimpleNamespace(worker_id="c", namespace="ns", claimed_capacity_tokens=None)
+    links = cast(list[WorkerLink], [*known, unknown])
+    world.tables[0].note_placed(links[0], 500, among=lambda: links)
+    assert world.tables[0].recent_tokens(links[0]) == 0.0, "one of them is not known"
+    world.tables[0].note_placed(links[0], 500, among=lambda: links[:2])
+    world.tables[0].note_placed(links[1], 1_000, among=lambda: links[:2])
+    assert world.tables[0].recent_tokens(links[0]) == pytest.approx(500 / math.e), (
+        "a quarter of all capacities came since"
+    )
+    assert world.tables[0].recent_tokens(links[1]) == 1_000.0
+
+
+def test_nobody_is_asked_who_else_there_is_where_the_own_capacity_is_not_known() -> None:
+    def among() -> Sequence[WorkerLink]:
+        raise AssertionError("asked")
+
+    World().tables[0].note_placed(idle_link("w1"), 500, among=among)

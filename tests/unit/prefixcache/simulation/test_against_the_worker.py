@@ -79,7 +79,7 @@ class RealWorker:
 
     def _compute(self, plan: StepPlan) -> None:
         contexts = [share.sequence.num_computed_tokens + 1 for share in plan.shares if share.num_tokens == 1]
-        step_s = self.costs.step_s(plan.chunk_tokens, len(contexts), sum(contexts))
+        step_s = self.costs.cost_s(plan.chunk_tokens, len(contexts), sum(contexts))
         self.now += step_s
         self.rate.observe(tokens=plan.chunk_tokens, seconds=step_s)
         for share in plan.shares:

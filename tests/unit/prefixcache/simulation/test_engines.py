@@ -56,7 +56,7 @@ def test_a_step_costs_what_a_simulated_worker_says() -> None:
         decodes = [StepShare(token_ids=(1,), start=context - 1, block_table=(), sample=None) for context in contexts]
         prefill = [StepShare(token_ids=(1,) * chunk, start=0, block_table=(), sample=None)] if chunk else []
         expected = model.step_s([*decodes, *prefill])
-        assert costs.step_s(chunk, len(contexts), sum(contexts)) == pytest.approx(expected)
+        assert costs.cost_s(chunk, len(contexts), sum(contexts)) == pytest.approx(expected)
 
 
 class SingleSteps:
@@ -79,7 +79,7 @@ class SingleSteps:
                 self.now = max(self.now, at)
                 prefill = (job, tokens)
             chunk = min(self.costs.step_tokens - len(self.left), prefill[1]) if prefill else 0
-            self.now += self.costs.step_s(chunk, len(self.left), sum(self.context.values()))
+            self.now += self.costs.cost_s(chunk, len(self.left), sum(self.context.values()))
             for job in list(self.left):
                 self.left[job] -= 1
                 self.context[job] += 1
