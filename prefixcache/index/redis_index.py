@@ -210,7 +210,7 @@ class RedisIndex(PrefixIndex):
         check_content(self._keys, await self._read_all(), most_claims)
 
     async def _read_all(self) -> Content:
-        """Walks the key space: not one moment, so no writer may be at work."""
+        """Walks the key space: not one moment, so no writer may be at work. Keys whose time ends on the way are left out."""
         names = await self._names()
         readers = {b"hash": "HGETALL", b"zset": "ZRANGE", b"string": "GET"}
         hashes: dict[str, dict[bytes, bytes]] = {}
@@ -219,18 +219,16 @@ class RedisIndex(PrefixIndex):
         for start in range(0, len(names), _READ_BATCH):
             some = names[start : start + _READ_BATCH]
             kinds = await self._client.commands([("TYPE", name) for name in some], deadline_s=_WHOLE_INDEX_TIMEOUT_S)
-            reads = [
-                (readers[kind], name, *((0, -1) if kind == b"zset" else ()))
-                for name, kind in zip(some, kinds, strict=True)
-            ]
+            found = [(name, kind) for name, kind in zip(some, kinds, strict=True) if kind != b"none"]
+            reads = [(readers[kind], name, *((0, -1) if kind == b"zset" else ())) for name, kind in found]
             values = await self._client.commands(reads, deadline_s=_WHOLE_INDEX_TIMEOUT_S)
-            for name, kind, value in zip(some, kinds, values, strict=True):
+            for (name, kind), value in zip(found, values, strict=True):
                 if kind == b"hash":
                     hashes[name] = value
-                elif kind == b"string":
-                    strings[name] = value
-                else:
+                elif kind == b"zset":
                     live = {int(member) for member in value}
+                elif value is not None:
+                    strings[name] = value
         return Content(hashes=hashes, strings=strings, live=live)
 
     async def _names(self) -> list[str]:
