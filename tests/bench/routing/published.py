@@ -1,25 +1,27 @@
 """How far the simulator agrees with an earlier one, written apart from it, about the policies that both know.
 
-Each figure of that one is from one seed. Where a fleet thrashes, neither simulator agrees with itself: with the seed
-the hit rate moves by 3 to 5 points and the times by a third, and by 9 points with how sixty sessions are hashed to
-eight workers. So less is asked there.
+On the coding traces a fleet thrashes and the seed moves a hit rate by 3 points and times by a third, so there the
+figures of both are means over twenty seeds; on the others they are of one seed there and of three here. The policies
+know the workers' prefill rate in both.
+Consistent hashing is compared with a sound hash in both: by the one that the earlier simulator had (the lower half of
+CPython's hash of a tuple) workers get unequal shares of sixty sessions, which costs 6 points of hit rate on coding_21.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from operator import attrgetter
 
-from prefixcache.routing.consistent_hash import ConsistentHash
 from prefixcache.simulation.outcome import Outcome
 from tests.bench.report import Floor, Table
 
 HIT_POINTS = 1.5
 TIMES = 0.20
-THRASHING_S = 150.0
-"""From this p99 on."""
-THRASHING_HIT_POINTS = 6.0
-HASHED_HIT_POINTS = 9.0
+
+SEEDS = range(20)
+SCATTERED = ("consistent_hash", "sglang_tree", "longest_prefix", "dynamo_cost", "llmd_sticky", "least_ttft")
+"""Their figures on a closed loop move with the seed: they are run over all SEEDS there."""
 
 Figures = tuple[float, float, float, float | None]
 """Hit rate in points; p50, p99 and, where it is known, the mean of the times to the first token, in seconds."""
@@ -46,24 +48,24 @@ PUBLISHED: Mapping[str, Mapping[str, Figures]] = {
         "pooled": (52.6, 1.3, 12.0, 2.2),
     },
     "coding_21": {
-        "round_robin": (11.9, 48.0, 365.0, 83.0),
-        "consistent_hash": (39.2, 41.0, 196.0, 60.0),
-        "sglang_tree": (59.2, 2.1, 256.0, 55.0),
-        "longest_prefix": (67.3, 5.5, 154.0, 26.0),
-        "dynamo_cost": (35.6, 47.0, 152.0, 54.0),
-        "llmd_sticky": (56.8, 21.0, 148.0, 34.0),
-        "least_ttft": (57.7, 18.0, 155.0, 33.0),
-        "pooled": (77.3, 0.7, 101.0, 9.3),
+        "round_robin": (11.9, 47.6, 365.0, 83.1),
+        "consistent_hash": (47.4, 28.7, 182.0, 46.5),
+        "sglang_tree": (63.1, 1.78, 243.0, 46.4),
+        "longest_prefix": (67.7, 5.55, 150.0, 25.0),
+        "dynamo_cost": (35.3, 48.0, 152.0, 54.7),
+        "llmd_sticky": (57.0, 20.4, 154.0, 33.5),
+        "least_ttft": (57.4, 19.8, 155.0, 33.1),
+        "pooled": (77.3, 0.67, 101.0, 9.3),
     },
     "coding_22": {
-        "round_robin": (11.7, 57.0, 406.0, 99.0),
-        "consistent_hash": (43.3, 38.0, 239.0, 69.0),
-        "sglang_tree": (67.5, 1.2, 274.0, 52.0),
-        "longest_prefix": (74.4, 2.8, 163.0, 21.0),
-        "dynamo_cost": (38.3, 50.0, 185.0, 64.0),
-        "llmd_sticky": (64.2, 12.0, 175.0, 33.0),
-        "least_ttft": (68.3, 7.3, 160.0, 26.0),
-        "pooled": (83.7, 0.5, 58.0, 6.2),
+        "round_robin": (11.7, 56.8, 406.0, 98.6),
+        "consistent_hash": (48.7, 28.5, 216.0, 55.6),
+        "sglang_tree": (68.0, 1.31, 298.0, 49.1),
+        "longest_prefix": (73.9, 1.84, 176.0, 23.4),
+        "dynamo_cost": (37.8, 51.9, 187.0, 65.7),
+        "llmd_sticky": (64.9, 12.5, 178.0, 30.6),
+        "least_ttft": (65.1, 11.7, 178.0, 30.1),
+        "pooled": (83.7, 0.54, 57.9, 6.23),
     },
 }
 """8 workers, caches of 10 % of the unique blocks, 25 % on the coding traces."""
@@ -78,7 +80,6 @@ def agreement(found: Mapping[tuple[str, str], Sequence[Outcome]]) -> tuple[Table
         for policy, expected in here.items():
             outcomes = found[trace, policy]
             points, times = _off(expected, outcomes)
-            thrashes = expected[2] >= THRASHING_S
             rows.append(
                 {
                     "trace": trace,
@@ -93,11 +94,8 @@ def agreement(found: Mapping[tuple[str, str], Sequence[Outcome]]) -> tuple[Table
                     "mean, ours": _span([each.ttft_mean_s for each in outcomes]),
                 }
             )
-            thrashing = HASHED_HIT_POINTS if policy == ConsistentHash.name else THRASHING_HIT_POINTS
-            most = thrashing if thrashes else HIT_POINTS
-            floors.append(Floor(what=f"{trace}, {policy}: hit rate, points off", value=points, most=most))
-            if not thrashes:
-                floors.append(Floor(what=f"{trace}, {policy}: times, off by", value=times, most=TIMES))
+            floors.append(Floor(what=f"{trace}, {policy}: hit rate, points off", value=points, most=HIT_POINTS))
+            floors.append(Floor(what=f"{trace}, {policy}: times, off by", value=times, most=TIMES))
         if here:
             swapped = _swapped(here, {policy: found[trace, policy] for policy in here})
             floors.append(Floor(what=f"{trace}: pairs of policies in another order", value=float(swapped), most=0.0))
@@ -105,34 +103,26 @@ def agreement(found: Mapping[tuple[str, str], Sequence[Outcome]]) -> tuple[Table
 
 
 def _off(expected: Figures, outcomes: Sequence[Outcome]) -> tuple[float, float]:
-    """How far the expected figures lie outside of what the seeds span: points of hit rate, the worst of the times."""
-    points = _outside(expected[0], [100 * each.hit_rate for each in outcomes])
-    times = [
-        (expected[1], [each.ttft_p50_s for each in outcomes]),
-        (expected[2], [each.ttft_p99_s for each in outcomes]),
+    """How far the means over the seeds are from the expected figures: points of hit rate, the worst of the times."""
+    hit, *times = expected
+    found = [
+        _mean([figure(each) for each in outcomes])
+        for figure in (attrgetter("ttft_p50_s"), attrgetter("ttft_p99_s"), attrgetter("ttft_mean_s"))
     ]
-    if expected[3] is not None:
-        times.append((expected[3], [each.ttft_mean_s for each in outcomes]))
-    return points, max(_outside(value, seen) / value for value, seen in times)
-
-
-def _outside(value: float, seen: Sequence[float]) -> float:
-    return max(min(seen) - value, value - max(seen), 0.0)
+    points = abs(100 * _mean([each.hit_rate for each in outcomes]) - hit)
+    return points, max(abs(is_ / was - 1) for was, is_ in zip(times, found, strict=True) if was is not None)
 
 
 def _swapped(expected: Mapping[str, Figures], found: Mapping[str, Sequence[Outcome]]) -> int:
     """Pairs that differ clearly there, by twice what is allowed, and the other way round here, in the mean."""
     swapped = 0
     for one, other in combinations(expected, 2):
-        thrashes = max(expected[one][2], expected[other][2]) >= THRASHING_S
-        points = THRASHING_HIT_POINTS if thrashes else HIT_POINTS
         hits = [100 * _mean([each.hit_rate for each in found[name]]) for name in (one, other)]
         apart = expected[one][0] - expected[other][0]
-        swapped += abs(apart) > 2 * points and (hits[0] - hits[1]) * apart < 0
+        swapped += abs(apart) > 2 * HIT_POINTS and (hits[0] - hits[1]) * apart < 0
         medians = [_mean([each.ttft_p50_s for each in found[name]]) for name in (one, other)]
         ratio = expected[one][1] / expected[other][1]
-        clear = (1 + TIMES) ** 2 * (2 if thrashes else 1)
-        swapped += max(ratio, 1 / ratio) > clear and (medians[0] - medians[1]) * (ratio - 1) < 0
+        swapped += max(ratio, 1 / ratio) > (1 + TIMES) ** 2 and (medians[0] - medians[1]) * (ratio - 1) < 0
     return swapped
 
 

@@ -9,7 +9,7 @@ import argparse
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefixcache.cpu import usable_cores
@@ -20,7 +20,8 @@ from prefixcache.simulation.setup import Setup
 from prefixcache.simulation.trace import Trace
 from prefixcache.simulation.trace_files import read_trace
 from tests.bench.report import Floor, Table, report
-from tests.bench.routing.published import agreement
+from tests.bench.routing.published import SCATTERED, agreement
+from tests.bench.routing.published import SEEDS as MANY_SEEDS
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(os.environ.get("PREFIXCACHE_TRACES") or ROOT.parent / "shared" / "traces")
@@ -84,19 +85,27 @@ def measure_traces(*, quick: bool) -> tuple[list[Table], list[Floor]]:
         traces = [read_trace(path) for path in sorted(PARTS.glob("*.jsonl"))]
         asked = {(trace.name, 2, 0.25): CROWD for trace in traces}
         seeds: Sequence[int] = SEEDS[:1]
+        many = seeds
     else:
         traces, left_out = given_traces()
         for line in left_out:
             print(line)
         asked = {(trace.name, *size): wanted for trace in traces for size, wanted in sizes(trace).items()}
         seeds = SEEDS
+        many = MANY_SEEDS
     by_name = {trace.name: trace for trace in traces}
     cells = [
-        Setup().cell(by_name[name], policy, workers, capacity=capacity)
+        _cell(by_name[name], policy, workers, capacity)
         for name, workers, capacity in asked
         for policy in _policies(workers, capacity, by_name[name])
     ]
-    return _results(_run(cells, seeds), asked)
+    return _results(_run(cells, seeds, many), asked)
+
+
+def _cell(trace: Trace, policy: str, workers: int, capacity: float) -> Cell:
+    """Others know the workers' prefill rate from the beginning, as in the simulator they are compared with."""
+    cell = Setup().cell(trace, policy, workers, capacity=capacity)
+    return cell if policy == OURS else replace(cell, scenario=replace(cell.scenario, knows_rates=True))
 
 
 def _policies(workers: int, capacity: float, trace: Trace) -> Sequence[str]:
@@ -105,10 +114,17 @@ def _policies(workers: int, capacity: float, trace: Trace) -> Sequence[str]:
     return NAMES if is_main else (OURS, POOLED, POOLED_SLICES)
 
 
-def _run(cells: Sequence[Cell], seeds: Sequence[int]) -> list[list[Row]]:
-    """Of each cell a row for each seed."""
-    by_seed = [run_cells(cells, (seed,), jobs=usable_cores()) for seed in seeds]
-    return [list(rows) for rows in zip(*by_seed, strict=True)]
+def _run(cells: Sequence[Cell], seeds: Sequence[int], many: Sequence[int]) -> list[list[Row]]:
+    """Of each cell a row for each seed, of `many` where the figures scatter."""
+    of_cell = [many if cell.trace.is_closed_loop and cell.policy in SCATTERED else seeds for cell in cells]
+    by_seed = {
+        seed: run_cells(
+            [cell for cell, those in zip(cells, of_cell, strict=True) if seed in those], (seed,), jobs=usable_cores()
+        )
+        for seed in sorted({seed for those in of_cell for seed in those})
+    }
+    rows = {seed: iter(of_seed) for seed, of_seed in by_seed.items()}
+    return [[next(rows[seed]) for seed in those] for those in of_cell]
 
 
 def _results(

@@ -46,13 +46,13 @@ def test_equal_figures_agree() -> None:
     assert _missed(_as_published()) == {}
     table, floors = agreement(_as_published())
     assert len(table.rows) == sum(map(len, PUBLISHED.values())) == 32
-    assert len(floors) > 32
+    assert len(floors) == 2 * 32 + len(PUBLISHED)
 
 
-def test_a_figure_is_off_by_what_the_seeds_do_not_span() -> None:
+def test_means_over_the_seeds_are_judged() -> None:
     found = _as_published()
     [was] = found[CODING, "pooled"]
-    found[CODING, "pooled"] = [replace(was, hit_rate=0.753), replace(was, hit_rate=0.751)]
+    found[CODING, "pooled"] = [replace(was, hit_rate=0.753), replace(was, hit_rate=0.753)]
     assert _missed(found) == {f"{CODING}, pooled: hit rate, points off": pytest.approx(2.0)}
     found[CODING, "pooled"] = [replace(was, hit_rate=0.753), replace(was, hit_rate=0.80)]
     assert _missed(found) == {}
@@ -62,13 +62,14 @@ def test_a_figure_is_off_by_what_the_seeds_do_not_span() -> None:
     assert _missed(found) == {f"{CODING}, pooled: times, off by": pytest.approx(0.25)}
 
 
-def test_where_it_thrashes_times_are_not_judged() -> None:
+def test_a_fleet_that_thrashes_is_judged_as_any_other() -> None:
     found = _as_published()
     [was] = found[CODING, "round_robin"]
-    found[CODING, "round_robin"] = [replace(was, ttft_p99_s=900.0, hit_rate=was.hit_rate + 0.05)]
-    assert _missed(found) == {}
-    found[CODING, "round_robin"] = [replace(was, hit_rate=was.hit_rate + 0.07)]
-    assert f"{CODING}, round_robin: hit rate, points off" in _missed(found)
+    found[CODING, "round_robin"] = [replace(was, ttft_p99_s=365.0 * 1.3, hit_rate=was.hit_rate + 0.02)]
+    assert set(_missed(found)) == {
+        f"{CODING}, round_robin: hit rate, points off",
+        f"{CODING}, round_robin: times, off by",
+    }
 
 
 def test_the_order_is_kept() -> None:
