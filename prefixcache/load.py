@@ -14,7 +14,7 @@ Big-endian:
     entry     8 bytes writer | u8 length of the record | record
     record    u8 format | u64 end, ms of Redis time | u64 version | payload
 
-A payload grows at its end: bytes beyond the known ones are ignored, and a worker that does not write the last ones yet
+A payload grows at its end: bytes beyond the known ones are ignored, and a writer that does not write the last ones yet
 tells nothing of what they say.
 
 The writer is the id of a proxy, or 8 zero bytes: the worker itself. The scripts read and write all but the payload. A
@@ -49,12 +49,14 @@ _WORKER = struct.Struct(">ffffIB")
 _WORKER_TAIL = struct.Struct(f">I{NUM_WAITING_CLASSES}f")
 """What a worker's payload has grown by."""
 _PROXY = struct.Struct(f">I{1 + NUM_WAITING_CLASSES}f")
+_PROXY_TAIL = struct.Struct(">f")
+"""What a proxy's has grown by."""
 _WORKER_RECORD, _PROXY_RECORD = (struct.Struct(_HEAD.format + part.format[1:]) for part in (_WORKER, _PROXY))
 """Head and payload in one."""
 _UNKNOWN_BLOCKS = 2**32 - 1
 """Stands for None in a record."""
 _MOST = 1e12
-"""Of any number in a record: seconds or tokens a second."""
+"""Of any number in a record: seconds, tokens, or tokens a second."""
 _LEAST_RATE = 0.01
 """A worker that says less has measured nothing; a prefill would take longer than any number here can say."""
 _MOST_REMEMBERED = 1_024
@@ -116,9 +118,11 @@ class ProxyLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Rest of the prefill of those that have started and have no token yet, up to the end of the running slice."""
     waiting_s: tuple[float, ...] = NO_WAITING
     """Prefill seconds by WAITING_CLASSES_S: of those not started, and of a sliced one after the running slice."""
+    recent_tokens: float = 0.0
+    """Prompt tokens that it placed there of late; 0 where it does not tell, as for own workers."""
 
     def payload(self) -> bytes:
-        return _PROXY.pack(self.running, self.prefilling_s, *self.waiting_s)
+        return _PROXY.pack(self.running, self.prefilling_s, *self.waiting_s) + _PROXY_TAIL.pack(self.recent_tokens)
 
 
 class IncarnationLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,9 +253,18 @@ def _read(value: bytes) -> _Written:
             )
         else:
             _, end_ms, version, running, prefilling_s, *waiting_s = known.unpack_from(record)
-            if not _are_sane(prefilling_s, *waiting_s):
+            recent_tokens = 0.0
+            if len(record) >= known.size + _PROXY_TAIL.size:
+                (recent_tokens,) = _PROXY_TAIL.unpack_from(record, known.size)
+            if not _are_sane(prefilling_s, *waiting_s, recent_tokens):
                 continue
-            sent = ProxyLoad(version=version, running=running, prefilling_s=prefilling_s, waiting_s=tuple(waiting_s))
+            sent = ProxyLoad(
+                version=version,
+                running=running,
+                prefilling_s=prefilling_s,
+                waiting_s=tuple(waiting_s),
+                recent_tokens=recent_tokens,
+            )
             proxies.append((writer.hex(), end_ms, sent))
     return _Written(worker, worker_end_ms, tuple(proxies))
 

@@ -89,6 +89,8 @@ class LoadLedger:
         self.num_waiting = 0
         self.num_running = 0
         """Started and not ended."""
+        self.recent_tokens = 0.0
+        """Prompt tokens that this process placed there of late; `load_table.LoadTable` keeps it."""
 
     def place(self, prefill_s: float) -> LedgerEntry:
         """A generation that is to be sent; it counts until its entry is gone."""
@@ -134,7 +136,13 @@ class LoadLedger:
         """The load of now, with a higher version than any before."""
         self._version = max(self._version + 1, int(self._clock() * 1e9))
         rest_s, waiting_s = self.ahead()
-        return ProxyLoad(version=self._version, running=self.num_running, prefilling_s=rest_s, waiting_s=waiting_s)
+        return ProxyLoad(
+            version=self._version,
+            running=self.num_running,
+            prefilling_s=rest_s,
+            waiting_s=waiting_s,
+            recent_tokens=self.recent_tokens,
+        )
 
     def _enter_waiting(self, entry: LedgerEntry) -> None:
         self.num_waiting += 1

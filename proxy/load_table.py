@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import add
@@ -23,7 +24,6 @@ from prefixcache.errors import IndexUnavailable
 from prefixcache.limits import LOAD_RECORD_S, LOAD_REPORT_S, MATCH_LOADS
 from prefixcache.load import NO_WAITING, IncarnationLoad, ProxyLoad, WorkerLoad
 from proxy.destination import Destination, HasLinks
-from proxy.recent_tokens import RecentTokens
 from proxy.store import Store
 from proxy.warnings_log import QuietLog
 
@@ -43,6 +43,7 @@ class _Elsewhere:
         "_until",
         "_worker",
         "prefilling_s",
+        "recent_tokens",
         "taken_at",
         "waiting_s",
         "worker",
@@ -81,7 +82,7 @@ class _Elsewhere:
 
     def _add_up(self, now: float) -> None:
         self._until = float("inf")
-        self.prefilling_s, self.waiting_s = 0.0, NO_WAITING
+        self.prefilling_s, self.waiting_s, self.recent_tokens = 0.0, NO_WAITING, 0.0
         self.worker: WorkerLoad | None = None
         for writer, (_, seen_at) in self._seen.items():
             end = seen_at + LOAD_RECORD_S
@@ -91,6 +92,7 @@ class _Elsewhere:
             if (record := self._proxies.get(writer)) is not None:
                 self.prefilling_s += record.prefilling_s
                 self.waiting_s = _sums(self.waiting_s, record.waiting_s)
+                self.recent_tokens += record.recent_tokens
             else:
                 self.worker = self._worker
 
@@ -113,8 +115,6 @@ class LoadTable:
         self._clock = clock
         self._elsewhere: dict[int, _Elsewhere] = {}
         self._rates: dict[int, float] = {}
-        self._recent: dict[str, RecentTokens] = {}
-        """By namespace."""
 
     async def run(self) -> None:
         """Never returns; cancelled by its owner."""
@@ -185,18 +185,31 @@ class LoadTable:
         return elsewhere.at(self._clock()).worker if elsewhere is not None else None
 
     def note_placed(self, link: Destination, tokens: int, *, among: Callable[[], Sequence[Destination]]) -> None:
-        """A prompt went to `link`. Nothing is kept or asked where a capacity is not known, as those of own workers."""
+        """A prompt goes to `link`. What went to any of them before fades by tokens placed, as caches age, not by time.
+
+        Nothing is kept or asked where a capacity is not known, as those of own workers.
+        """
         if not link.claimed_capacity_tokens:
             return
-        capacities_tokens = [each.claimed_capacity_tokens or 0.0 for each in among()]
-        if capacities_tokens and all(capacities_tokens):
-            recent = self._recent.setdefault(link.namespace, RecentTokens())
-            recent.place(link.worker_id, tokens, forgotten_tokens=RECENT_SHARE * sum(capacities_tokens))
+        links = among()
+        capacities_tokens = [each.claimed_capacity_tokens or 0.0 for each in links]
+        if not capacities_tokens or not all(capacities_tokens):
+            return
+        kept = math.exp(-tokens / (RECENT_SHARE * sum(capacities_tokens)))
+        for each in links:
+            each.ledger.recent_tokens *= kept
+        link.ledger.recent_tokens += tokens
+
+    def note_left(self, link: Destination, tokens: int) -> None:
+        """The prompt that was placed there just now goes elsewhere."""
+        link.ledger.recent_tokens = max(link.ledger.recent_tokens - tokens, 0.0)
 
     def recent_tokens(self, link: Destination) -> float:
-        """Prompt tokens that this process placed there of late."""
-        recent = self._recent.get(link.namespace)
-        return recent.of(link.worker_id) if recent is not None else 0.0
+        """Prompt tokens that all proxies placed there of late."""
+        elsewhere = self._elsewhere.get(link.incarnation)
+        if elsewhere is None or not elsewhere.recent_tokens:
+            return link.ledger.recent_tokens
+        return link.ledger.recent_tokens + elsewhere.at(self._clock()).recent_tokens
 
     def prefill_rate(self, link: Destination) -> float | None:
         """Tokens a second that the worker measured last, or this proxy where it measures; None if neither has."""

@@ -4,8 +4,8 @@ match ──► expectations + load ──► policy ──► reservation ─�
                  ▲                                └──short one──► post                                        │
                  └────────────────────────── once more, and then post ────────────────────────────────────────┘
 
-What was placed may have to go elsewhere before it has begun: refused by its worker, or moved to an idle one. That goes
-by what is known already, so that it happens at once; a prompt of several choices sends each of them on its own way.
+What was placed may have to go elsewhere: refused or failed by its worker, or moved to an idle one. That goes by what is
+known already, so that it happens at once; a prompt of several choices sends each of them on its own way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,12 +139,32 @@ class Placer:
             self._loads.merge(match.loads)
         return await self._place_one(wanted, match, scopes)
 
+    def takers(self, namespace: str, besides: Callable[[WorkerLink], bool]) -> Sequence[WorkerLink]:
+        """To choose from for what must go elsewhere: of the workers that take requests now, none of those `besides`."""
+        return self._fleet.ready_links(namespace, besides=lambda link: besides(link) or self._loads.is_draining(link))
+
+    def known_links(self, namespace: str) -> Sequence[WorkerLink]:
+        """Workers that take requests now, or may do so again."""
+        return [link for link in self._fleet.links if link.namespace == namespace]
+
     def place_elsewhere(
-        self, reserved: ReservedPrompt[D], besides: Collection[str], scopes: ExitStack
+        self,
+        reserved: ReservedPrompt[D],
+        takers: Sequence[D],
+        scopes: ExitStack,
+        *,
+        num_output_tokens: int = 0,
+        max_tokens: int | None = None,
     ) -> ReservedPrompt[D]:
-        """Once more, on none of the workers `besides`. Raises NoWorkerReady, ContextLengthExceeded."""
-        placed = self._choose(reserved.asked, besides=besides)
-        return self._moved(reserved, placed, scopes)
+        """Once more, on one of the `takers`. Raises NoWorkerReady, ContextLengthExceeded.
+
+        What has been generated is computed like a prompt; `max_tokens` are those left, if there is any of it.
+        """
+        asked = reserved.asked
+        if num_output_tokens:
+            num_tokens = asked.wanted.num_tokens + num_output_tokens
+            asked = replace(asked, wanted=replace(asked.wanted, num_tokens=num_tokens, max_tokens=max_tokens))
+        return self._moved(reserved, self._choose(asked, among=takers), scopes)
 
     def move(self, reserved: ReservedPrompt[D], link: D, scopes: ExitStack) -> ReservedPrompt[D]:
         """To a worker that has nothing to do, which need not be the best one for it."""
@@ -190,13 +210,14 @@ class Placer:
         reservation = self._reservation(asked, wanted.num_choices, scopes)
         placed = self._choose(asked)
         _take(reservation, placed)
+        # Before anything is written: what is told of the load tells of this prompt, too.
+        self._loads.note_placed(placed.link, wanted.num_tokens, among=wanted.ready)
         is_long = placed.uncached_tokens >= SHORT_PREFILL_TOKENS
         if match is not None and is_long and reservation.has_claims_to_write:
             placed = self._reconsidered(asked, reservation, placed, await self._commit(reservation))
         else:
             reservation.post()
         self._recent.record(asked.boundaries, placed.link.process)
-        self._loads.note_placed(placed.link, wanted.num_tokens, among=wanted.ready)
         self._count(placed, match)
         return ReservedPrompt(asked=asked, placement=placed, reservation=reservation)
 
@@ -217,6 +238,7 @@ class Placer:
         """The reservation of a single choice moves; one of several choices gets its own, and the others stay."""
         asked, reservation = reserved.asked, reserved.reservation
         if len(reservation.choices) > 1:
+            reservation.end_if_left()
             asked = replace(asked, number=next(self._numbers))
             reservation = self._reservation(asked, 1, scopes)
         _take(reservation, placed)
@@ -227,10 +249,10 @@ class Placer:
         return ReservedPrompt(asked=asked, placement=placed, reservation=reservation)
 
     def _choose(
-        self, asked: Asked[D], newer: Mapping[int, int] = MappingProxyType({}), besides: Collection[str] = ()
+        self, asked: Asked[D], newer: Mapping[int, int] = MappingProxyType({}), among: Sequence[D] | None = None
     ) -> Placement[D]:
         wanted = asked.wanted
-        links = [link for link in wanted.ready() if link.worker_id not in besides]
+        links = wanted.ready() if among is None else among
         return placement(
             self._policy,
             links,
@@ -279,8 +301,10 @@ class Placer:
         if not newer:
             return placed
         reservation.leave()
+        self._loads.note_left(placed.link, asked.wanted.num_tokens)
         again = self._choose(asked, newer)
         _take(reservation, again)
+        self._loads.note_placed(again.link, asked.wanted.num_tokens, among=asked.wanted.ready)
         reservation.post()
         if again.link is not placed.link:
             reservation.post_load_of(placed.link)

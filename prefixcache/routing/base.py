@@ -73,7 +73,7 @@ class WorkerSnapshot:
     capacity_tokens: float | None = None
     """Of the cache that holds them; None where it is not known, and taken for ample."""
     recent_tokens: float = 0.0
-    """Prompt tokens placed on it of late by this proxy: the last quarter of what all caches together hold, e-fold."""
+    """Prompt tokens placed on it of late: each proxy's last quarter of what all caches together hold, e-fold."""
     is_draining: bool = False
     """It ends soon, and takes a request only where nobody else is."""
 

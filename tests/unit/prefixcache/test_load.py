@@ -59,6 +59,7 @@ PROXY_LOADS = st.builds(
     running=st.integers(0, 2**32 - 1),
     prefilling_s=F32,
     waiting_s=st.tuples(*[F32] * NUM_WAITING_CLASSES),
+    recent_tokens=F32,
 )
 WORKER = WorkerLoad(
     version=7,
@@ -72,7 +73,11 @@ WORKER = WorkerLoad(
 )
 FIRST_WORKER_BYTES = 38
 """Of a worker's record as the first version wrote it: no `sliced_s`, no `free_blocks`."""
-PROXY_LOAD = ProxyLoad(version=3, running=2, prefilling_s=1.5, waiting_s=(0.0, 0.5, 0.0, 4.0, 64.0))
+PROXY_LOAD = ProxyLoad(
+    version=3, running=2, prefilling_s=1.5, waiting_s=(0.0, 0.5, 0.0, 4.0, 64.0), recent_tokens=512.0
+)
+FIRST_PROXY_BYTES = 45
+"""Of a proxy's record as the first version wrote it: no `recent_tokens`."""
 
 
 def decode_load_of(records: dict[bytes, bytes], now_ms: int) -> IncarnationLoad:
@@ -122,7 +127,7 @@ def test_a_record_ends_at_its_millisecond() -> None:
 def test_unknown_format_and_a_short_record_are_left_out_and_a_longer_one_is_read(writer: bytes) -> None:
     record = stored(WORKER if writer == WORKER_WRITER else PROXY_LOAD)
     assert decode_load_of({writer: b"\2" + record[1:]}, WRITTEN_MS) == IncarnationLoad()
-    for length in range(FIRST_WORKER_BYTES if writer == WORKER_WRITER else len(record)):
+    for length in range(FIRST_WORKER_BYTES if writer == WORKER_WRITER else FIRST_PROXY_BYTES):
         assert decode_load_of({writer: record[:length]}, WRITTEN_MS) == IncarnationLoad()
     assert decode_load_of({writer: record + b"of a later version"}, WRITTEN_MS) == decode_load_of(
         {writer: record}, WRITTEN_MS
@@ -134,6 +139,12 @@ def test_a_worker_of_an_earlier_version_tells_less() -> None:
     for length in range(FIRST_WORKER_BYTES, len(stored(WORKER))):
         assert decode_load_of({WORKER_WRITER: stored(WORKER)[:length]}, WRITTEN_MS).worker == first
     assert decode_load_of({WORKER_WRITER: stored(first)}, WRITTEN_MS).worker == first
+
+
+def test_a_proxy_of_an_earlier_version_tells_nothing_of_what_it_placed_of_late() -> None:
+    first = replace(PROXY_LOAD, recent_tokens=0.0)
+    for length in range(FIRST_PROXY_BYTES, len(stored(PROXY_LOAD))):
+        assert decode_load_of({PROXY: stored(PROXY_LOAD)[:length]}, WRITTEN_MS).proxies == {PROXY_ID: first}
 
 
 def test_only_incarnations_with_a_record_that_counts_are_named() -> None:
@@ -176,7 +187,7 @@ def test_bytes_of_a_record() -> None:
     assert stored(WORKER) == struct.pack(
         ">BQQffffIBI5f", 1, END_MS, 7, 2.5, 1e4, 0.25, 8.0, 9, 0, 4, 0.0, 0.0, 2.0, 0.0, 24.0
     )
-    assert stored(PROXY_LOAD) == struct.pack(">BQQIffffff", 1, END_MS, 3, 2, 1.5, 0.0, 0.5, 0.0, 4.0, 64.0)
+    assert stored(PROXY_LOAD) == struct.pack(">BQQIfffffff", 1, END_MS, 3, 2, 1.5, 0.0, 0.5, 0.0, 4.0, 64.0, 512.0)
 
 
 def test_bytes_of_a_load() -> None:
@@ -220,6 +231,7 @@ def test_a_proxy_record_with_a_number_that_cannot_be_counts_for_nothing(number: 
     for load in (
         msgspec.structs.replace(PROXY_LOAD, prefilling_s=number),
         msgspec.structs.replace(PROXY_LOAD, waiting_s=(*PROXY_LOAD.waiting_s[1:], number)),
+        msgspec.structs.replace(PROXY_LOAD, recent_tokens=number),
     ):
         assert decode_load_of({PROXY: stored(load)}, WRITTEN_MS) == IncarnationLoad()
 

@@ -14,6 +14,7 @@ from prefixcache.errors import IndexUnavailable
 from prefixcache.limits import LOAD_RECORD_S
 from prefixcache.load import IncarnationLoad, ProxyLoad, WorkerLoad, by_class
 from proxy.fleet import Fleet
+from proxy.load_ledger import LoadLedger
 from proxy.load_table import LoadTable
 from proxy.warnings_log import QuietLog
 from proxy.worker_link import WorkerLink
@@ -268,19 +269,67 @@ async def test_an_outage_forgets_the_others_by_itself_and_they_come_back_by_them
     assert world.ahead_s(1) == 2.0
 
 
-def test_what_was_placed_of_late_is_kept_where_all_capacities_are_known() -> None:
-    world = World()
-    known = [SimpleNamespace(worker_id=name, namespace="ns", claimed_capacity_tokens=2_000.0) for name in "ab"]
-    unknown = SimpleNamespace(worker_id="c", namespace="ns", claimed_capacity_tokens=None)
-    links = cast(list[WorkerLink], [*known, unknown])
-    world.tables[0].note_placed(links[0], 500, among=lambda: links)
-    assert world.tables[0].recent_tokens(links[0]) == 0.0, "one of them is not known"
-    world.tables[0].note_placed(links[0], 500, among=lambda: links[:2])
-    world.tables[0].note_placed(links[1], 1_000, among=lambda: links[:2])
-    assert world.tables[0].recent_tokens(links[0]) == pytest.approx(500 / math.e), (
-        "a quarter of all capacities came since"
+def cache(name: str, *, capacity_tokens: float | None = 2_000.0, incarnation: int = 1) -> WorkerLink:
+    """A destination as far as its cache is concerned."""
+    link = SimpleNamespace(
+        worker_id=name, incarnation=incarnation, claimed_capacity_tokens=capacity_tokens, ledger=LoadLedger()
     )
-    assert world.tables[0].recent_tokens(links[1]) == 1_000.0
+    return cast(WorkerLink, link)
+
+
+def test_what_was_placed_of_late_is_kept_where_all_capacities_are_known() -> None:
+    table = World().tables[0]
+    links = [cache("a"), cache("b"), cache("c", capacity_tokens=None)]
+    table.note_placed(links[0], 500, among=lambda: links)
+    assert table.recent_tokens(links[0]) == 0.0, "one of them is not known"
+    table.note_placed(links[0], 500, among=lambda: links[:2])
+    assert table.recent_tokens(links[0]) == 500.0
+
+
+def test_it_fades_with_what_is_placed_anywhere_not_with_time() -> None:
+    world = World()
+    table, (one, other) = world.tables[0], (links := [cache("a"), cache("b", incarnation=2)])
+    table.note_placed(one, 500, among=lambda: links)
+    world.clock.now += 1_000.0
+    table.note_placed(other, 1_000, among=lambda: links)
+    assert table.recent_tokens(one) == pytest.approx(500 / math.e), "a quarter of all capacities came since"
+    assert table.recent_tokens(other) == 1_000.0
+    table.note_placed(one, 100, among=lambda: links)
+    assert table.recent_tokens(one) == pytest.approx(500 * math.exp(-1.1) + 100)
+
+
+def test_what_goes_elsewhere_after_all_was_not_placed() -> None:
+    table, links = World().tables[0], [cache("a"), cache("b", incarnation=2)]
+    table.note_placed(links[0], 300, among=lambda: links)
+    table.note_placed(links[0], 500, among=lambda: links)
+    table.note_left(links[0], 500)
+    assert table.recent_tokens(links[0]) == pytest.approx(300 * math.exp(-0.5))
+    table.note_left(links[1], 500)
+    assert table.recent_tokens(links[1]) == 0.0, "never less than nothing"
+
+
+def test_what_others_placed_of_late_counts_as_long_as_they_say_so() -> None:
+    world = World()
+    (table, _), (link, _) = world.tables, world.links
+    link.ledger.recent_tokens = 100.0
+    assert table.recent_tokens(link) == 100.0
+    placed_tokens = {"a" * 16: 9.0, "b" * 16: 500.0, "c" * 16: 70.0}
+    proxies = {name: ProxyLoad(version=1, recent_tokens=tokens) for name, tokens in placed_tokens.items()}
+    table.merge({1: IncarnationLoad(proxies=proxies)})
+    assert table.recent_tokens(link) == 670.0, "our own record does not count"
+    world.clock.now += LOAD_RECORD_S
+    assert table.recent_tokens(link) == 100.0
+
+
+async def test_what_one_proxy_placed_of_late_is_known_to_the_other() -> None:
+    world = World()
+    await world.register()
+    world.links[0].ledger.recent_tokens = 512.0
+    world.links[0].ledger.place(1.0)
+    for table in world.tables:
+        await table.exchange()
+    recent_tokens = [table.recent_tokens(link) for table, link in zip(world.tables, world.links, strict=True)]
+    assert recent_tokens == [512.0, 512.0]
 
 
 def test_nobody_is_asked_who_else_there_is_where_the_own_capacity_is_not_known() -> None:

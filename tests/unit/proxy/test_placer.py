@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -46,9 +46,13 @@ class LinksAlone:
 
     def __init__(self, links: Sequence[WorkerLink]) -> None:
         self.links = links
+        self.only_connected = False
 
-    def ready_links(self, _namespace: str) -> Sequence[WorkerLink]:
-        return self.links
+    def ready_links(
+        self, _namespace: str, *, besides: Callable[[WorkerLink], bool] = lambda _: False
+    ) -> Sequence[WorkerLink]:
+        connected = [link for link in self.links if link.stream is not None or not self.only_connected]
+        return [link for link in connected if not besides(link)]
 
 
 class Proxy:
@@ -56,7 +60,8 @@ class Proxy:
 
     def __init__(self, store: MemoryStore, proxy_id: str, incarnations: Sequence[int], seed: int) -> None:
         self.links = [idle_link(f"w{n}", incarnation=n) for n in incarnations]
-        fleet = cast(Fleet, LinksAlone(self.links))
+        self.fleet = LinksAlone(self.links)
+        fleet = cast(Fleet, self.fleet)
         self.metrics = ProxyMetrics()
         log = QuietLog(logging.getLogger("test"))
         self.table = LoadTable(store, fleet, proxy_id, log)
@@ -115,6 +120,22 @@ async def test_equal_prompts_at_once_in_two_proxies_meet_on_one_worker(seed: int
         waiting = [sum(record.waiting_s) for load in told.values() for record in load.proxies.values()]
         assert sum(waiting) == pytest.approx(ahead), "also what was written of the worker that was left again"
     assert await _pending(index, prompt()) == {}
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_what_was_placed_of_late_is_told_with_the_commit_and_leaves_with_a_moved_prompt(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerLink, "claimed_capacity_tokens", property(lambda _: 1e9))
+    index, proxies = await _world(num_proxies=2, seed=seed)
+    with ExitStack() as scopes:
+        (worker,) = set(await asyncio.gather(*(proxy.worker_of(scopes, prompt()) for proxy in proxies)))
+        told = await index.exchange_loads("f" * 16, {}, [link.incarnation for link in proxies[0].links])
+        for proxy in proxies:
+            recent = {link.worker_id: link.ledger.recent_tokens for link in proxy.links}
+            assert recent == {name: pytest.approx(LONG if name == worker else 0, abs=0.01) for name in recent}
+        recent_tokens = [record.recent_tokens for load in told.values() for record in load.proxies.values()]
+        assert sum(recent_tokens) == pytest.approx(2 * LONG, abs=0.01)
 
 
 async def test_a_burst_through_one_proxy_meets_too() -> None:
@@ -322,13 +343,14 @@ async def test_elsewhere_is_none_of_those_that_refused_and_takes_everything_alon
         refused: set[str] = set()
         for _ in range(2):
             refused.add(reserved.placement.link.worker_id)
-            reserved = proxy.placer.place_elsewhere(reserved, refused, scopes)
+            takers = [each for each in proxy.links if each.worker_id not in refused]
+            reserved = proxy.placer.place_elsewhere(reserved, takers, scopes)
             link = reserved.placement.link
             assert link.worker_id not in refused
             assert set(await _pending(index, prompt())) == {link.incarnation}
             assert [each.ledger.num_waiting for each in proxy.links] == [int(each is link) for each in proxy.links]
         with pytest.raises(NoWorkerReady):
-            proxy.placer.place_elsewhere(reserved, {link.worker_id for link in proxy.links}, scopes)
+            proxy.placer.place_elsewhere(reserved, [], scopes)
         assert link.ledger.num_waiting == 1, "it is where it was"
     assert await _pending(index, prompt()) == {}
     assert proxy.num_placed() == 0
@@ -340,7 +362,7 @@ async def test_one_of_several_choices_leaves_the_others_where_they_are() -> None
         (reserved,) = await proxy.place(scopes, prompt(), n=3)
         first = reserved.placement.link
         reserved.reservation.choices[1].gone()
-        alone = proxy.placer.place_elsewhere(reserved, {first.worker_id}, scopes)
+        alone = proxy.placer.place_elsewhere(reserved, [each for each in proxy.links if each is not first], scopes)
         second = alone.placement.link
         assert (first.ledger.num_waiting, second.ledger.num_waiting) == (2, 1)
         assert set(await _pending(index, prompt())) == {first.incarnation, second.incarnation}
