@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import fields
 from pathlib import Path
 from random import Random
 from types import FrameType
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import uvloop
 from click.core import ParameterSource
 
-from prefixcache.config import ENVIRONMENT_PREFIX, settings_command, worker_token_option
+from prefixcache.config import ENVIRONMENT_PREFIX, FiniteRange, settings_command, worker_token_option
 from prefixcache.cpu import usable_cores
 from prefixcache.errors import ConfigError
+from prefixcache.limits import DRAIN_TIMEOUT_S, MAX_STEP_S
+from prefixcache.memory import DEFAULT_KV_MEMORY, parse_memory
 from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, byte_tokenizer_files
 from prefixcache.routing.order import Order
 from prefixcache.store import RedisStore
 from prefixcache.worker_token import check_token
+from worker import torch_environment
 from worker.config import (
+    ATTENTIONS,
+    DEVICES,
     SimConfig,
     TorchConfig,
     WorkerConfig,
     check_worker_id,
     parse_address,
-    parse_memory,
+    step_s,
     unique_worker_id,
 )
 from worker.model_folder import ModelFolder
@@ -50,7 +54,7 @@ _EXIT_CONFIG = 2
 
 
 _ONLY_WITH = {
-    "torch": ("dtype", "kv_memory", "threads"),
+    "torch": ("device", "attention", "dtype", "kv_memory", "threads", "deterministic"),
     "sim": tuple(f"sim_{field.name}" for field in fields(CostModel)),
 }
 """Settings that one runner has and the other has not."""
@@ -60,6 +64,7 @@ def _sim_options(function: Callable[..., None]) -> Callable[..., None]:
     """One flag for each term of the simulation's cost model."""
     helps = {
         "prefill_us": "Microseconds for each uncached prompt token.",
+        "prefill_us_per_1k_context": "Microseconds more for each of them, for every 1,000 tokens before it.",
         "step_ms": "Milliseconds that every step takes.",
         "itl_ms": "Milliseconds that a step with decodes takes besides.",
         "itl_per_sequence_ms": "Milliseconds for each decode in a step.",
@@ -96,9 +101,26 @@ def _sim_options(function: Callable[..., None]) -> Callable[..., None]:
     help="Name that clients ask for; repeatable.  [default: the model's name]",
 )
 @click.option(
+    "--device",
+    default="auto",
+    type=click.Choice(DEVICES),
+    help="Where the model is computed; auto takes CUDA where torch sees it.",
+)
+@click.option(
+    "--attention",
+    default="auto",
+    type=click.Choice(ATTENTIONS),
+    help="What computes attention; auto takes the fastest that serves the model on this device.",
+)
+@click.option(
     "--dtype", default="auto", type=click.Choice(["auto", "float32", "bfloat16"]), help="Type of the tensors."
 )
-@click.option("--kv-memory", default="2GiB", metavar="SIZE", help="Memory for KV blocks.")
+@click.option(
+    "--kv-memory",
+    default=DEFAULT_KV_MEMORY,
+    metavar="SIZE|PERCENT",
+    help="Memory for KV blocks; a percentage is of what is available once the weights are loaded.",
+)
 @click.option(
     "--num-blocks",
     type=click.IntRange(min=1),
@@ -117,7 +139,27 @@ def _sim_options(function: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(get_args(Order)),
     help="What is kept low of the times to the first token: the mean, or the longest at the price of the mean.",
 )
+@click.option(
+    "--step-ms",
+    type=float,
+    default=1e3 * MAX_STEP_S,
+    show_default=True,
+    metavar="MS",
+    help="What prefill chunks add at most to a step while others get their next token; inf for whole chunks always.",
+)
+@click.option(
+    "--drain-timeout",
+    type=FiniteRange(min=0),
+    default=DRAIN_TIMEOUT_S,
+    metavar="SECONDS",
+    help="Once told to end, it finishes what it has for so long; the rest goes on elsewhere. 0: at once.",
+)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: all usable cores]")
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="Serve only if a trial at load shows that nothing cached, no cut and no neighbour changes a bit of an answer.",
+)
 @click.option("--key-prefix", default="prefixcache", metavar="TEXT", help="First part of every Redis key.")
 @worker_token_option
 @_sim_options
@@ -129,12 +171,17 @@ def main(
     listen: str,
     advertise: str | None,
     served_model_name: tuple[str, ...],
+    device: str,
+    attention: str,
     dtype: str,
     kv_memory: str,
     num_blocks: int | None,
     max_model_len: int | None,
     order: Order,
+    step_ms: float,
+    drain_timeout: float,
     threads: int | None,
+    deterministic: bool,
     key_prefix: str,
     worker_token: str | None,
     **sim: float,
@@ -147,12 +194,16 @@ def main(
         _refuse_settings_of_others(runner)
         config = WorkerConfig(
             redis_url=redis,
-            engine=_sim_config(model, sim) if runner == "sim" else _torch_config(model, dtype, kv_memory, threads),
+            engine=_sim_config(model, sim)
+            if runner == "sim"
+            else _torch_config(model, device, attention, dtype, kv_memory, threads, deterministic),
             worker_id=unique_worker_id() if name is None else check_worker_id(name),
             listen=parse_address(listen, setting="--listen"),
             advertise=parse_address(advertise, setting="--advertise", least_port=1) if advertise else None,
             served_names=served_model_name,
             order=order,
+            step_s=step_s(step_ms),
+            drain_s=drain_timeout,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             key_prefix=key_prefix,
@@ -189,14 +240,25 @@ def _refuse_settings_of_others(runner: str) -> None:
             raise ConfigError(f"{places.get(source, flag)} means nothing with --runner {runner}; leave it away")
 
 
-def _torch_config(model: str | None, dtype: str, kv_memory: str, threads: int | None) -> TorchConfig:
+def _torch_config(
+    model: str | None,
+    device: str,
+    attention: str,
+    dtype: str,
+    kv_memory: str,
+    threads: int | None,
+    deterministic: bool,
+) -> TorchConfig:
     if model is None:
         raise ConfigError("--model is missing; it names the folder of the model to serve")
     return TorchConfig(
         model=Path(model),
+        device=device,
+        attention=attention,
         dtype=dtype,
-        kv_memory_bytes=parse_memory(kv_memory, setting="--kv-memory"),
+        kv_memory=parse_memory(kv_memory, setting="--kv-memory"),
         threads=threads or usable_cores(),
+        deterministic=deterministic,
     )
 
 
@@ -207,19 +269,19 @@ def _sim_config(model: str | None, costs: Mapping[str, float]) -> SimConfig:
 
 def _load_torch(config: WorkerConfig, engine: TorchConfig) -> tuple[ServedModel, Runner]:
     folder = ModelFolder.open(engine.model)
-    # OpenMP reads this when torch is loaded. Threads that spin make a step 40 times slower beside a busy neighbour.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # oneDNN keeps what it compiled for each length of a step: 1.5 MB a length, 1,024 entries unless told otherwise.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    torch_environment.settle()
     from worker.model_runner import load_runner
 
     runner = load_runner(
         folder,
+        device=engine.device,
+        attention=engine.attention,
         dtype=engine.dtype,
         num_blocks=config.num_blocks,
-        kv_memory_bytes=engine.kv_memory_bytes,
+        kv_memory=engine.kv_memory,
         max_model_len=config.max_model_len,
         threads=engine.threads,
+        deterministic=engine.deterministic,
     )
     model = ServedModel(
         name=folder.name,
@@ -246,11 +308,11 @@ def _load_sim(config: WorkerConfig, engine: SimConfig) -> tuple[ServedModel, Run
 
 
 async def _serve(config: WorkerConfig, model: ServedModel, runner: Runner, bound: socket.socket) -> int:
-    """Until a signal, or until the engine ends by itself; the exit code."""
+    """Until a signal and the drain that follows, or until the engine ends by itself; the exit code."""
     loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
+    told_to_end, told_again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, lambda: (told_again if told_to_end.is_set() else told_to_end).set())
     async with (
         RedisStore.open(config.redis_url, key_prefix=config.key_prefix, looks_up=False) as store,
         serve(
@@ -263,17 +325,35 @@ async def _serve(config: WorkerConfig, model: ServedModel, runner: Runner, bound
             registry=store.registry(),
             random=Random(),
             order=config.order,
+            step_s=config.step_s,
             worker_token=config.worker_token,
         ) as worker,
     ):
         ready = asyncio.create_task(_log_when_ready(worker), name="ready")
-        ends = [asyncio.create_task(event.wait()) for event in (stopping, worker.failed)]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in (ready, *ends):
-            task.cancel()
-        await asyncio.gather(ready, *ends, return_exceptions=True)
-        logger.info("worker %s shuts down", config.worker_id)
+        try:
+            await _first_of(told_to_end.wait(), worker.failed.wait())
+            if config.drain_s and not worker.failed.is_set():
+                logger.info("worker %s drains: it takes nothing new", config.worker_id)
+                await _first_of(worker.drain(), told_again.wait(), worker.failed.wait(), timeout_s=config.drain_s)
+        finally:
+            ready.cancel()
+            await asyncio.gather(ready, return_exceptions=True)
+        load = worker.engine.load
+        logger.info("worker %s shuts down with %d requests in hand", config.worker_id, load.running + load.waiting)
         return _EXIT_ENGINE_FAILED if worker.failed.is_set() else 0
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> None:
+    """Returns when one of them is over, or after `timeout_s`; the others are cancelled."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def _log_when_ready(worker: Worker) -> None:

@@ -10,12 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefixcache.errors import ConfigError
+from prefixcache.memory import MemoryAmount
 from prefixcache.registry import WORKER_ID_PATTERN
 from prefixcache.routing.order import Order
 from worker.sim_costs import CostModel
 
-_MEMORY_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _WILDCARDS = ("", "0.0.0.0", "::")
+
+
+DEVICES = ("auto", "cpu", "cuda")
+ATTENTIONS = ("auto", "cpu_sdpa", "torch_varlen", "sdpa_gather")
+"""auto and the names of worker/attention/backends.py, which only a process with torch can import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +39,12 @@ class TorchConfig:
     """A model from a folder, computed by torch."""
 
     model: Path
+    device: str
+    attention: str
     dtype: str
-    kv_memory_bytes: int
+    kv_memory: MemoryAmount
     threads: int
+    deterministic: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +76,10 @@ class WorkerConfig:
     """Empty for the name of the model."""
     order: Order
     """What goes first of the requests that wait."""
+    step_s: float
+    """What prefill chunks add to a step at most while others get their next token."""
+    drain_s: float
+    """What it has may take so long once it is told to end; then it is handed back."""
     num_blocks: int | None
     """None for what fits into the memory given, or for the simulation's own number."""
     max_model_len: int | None
@@ -86,16 +98,11 @@ def parse_address(text: str, *, setting: str, least_port: int = 0) -> Address:
     return Address(host=host[1:-1] if bracketed else host, port=int(port))
 
 
-def parse_memory(text: str, *, setting: str) -> int:
-    """Bytes of a size such as 2GiB, 512 MiB, 1.5GB or 1000000. Raises ConfigError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
-    factor = _MEMORY_UNITS.get(match[2].upper()) if match else None
-    if match is None or factor is None:
-        raise ConfigError(f"{setting} is {text!r}; it must be a size such as 2GiB, 512MiB or 1.5GB")
-    size_bytes = int(float(match[1]) * factor)
-    if size_bytes <= 0:
-        raise ConfigError(f"{setting} is {text!r}; it must be more than 0 bytes")
-    return size_bytes
+def step_s(step_ms: float) -> float:
+    """Seconds of --step-ms. Raises ConfigError."""
+    if not step_ms > 0:
+        raise ConfigError(f"--step-ms is {step_ms:g}; it must be more than 0, inf for no limit in time")
+    return step_ms / 1e3
 
 
 def check_worker_id(name: str) -> str:

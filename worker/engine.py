@@ -20,16 +20,22 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from threading import Condition, Thread
-from typing import get_args
 
-from prefixcache.errors import Overloaded, Unavailable
-from prefixcache.limits import ENGINE_STOP_TIMEOUT_S, MAX_WAITING_REQUESTS, RETRY_AFTER_MOST_S, RETRY_AFTER_S
+from prefixcache.errors import Draining, Overloaded
+from prefixcache.limits import (
+    ENGINE_STOP_TIMEOUT_S,
+    MAX_STEP_S,
+    MAX_WAITING_REQUESTS,
+    RETRY_AFTER_MOST_S,
+    RETRY_AFTER_S,
+)
 from prefixcache.load import WorkerLoad
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.protocol import End, EndReason, Fail, FailKind, Generate, Started, StepEntry
 from prefixcache.routing.order import Order
 from prefixcache.types import INDEX_STRIDE
 from worker.block_pool import BlockPool
+from worker.engine_counts import EngineCounts
 from worker.engine_load import EngineLoad
 from worker.index_changes import IndexChanges
 from worker.pace import Pace
@@ -74,30 +80,30 @@ class Engine:
         on_output: Callable[[StepOutput], None],
         stride: int = INDEX_STRIDE,
         order: Order = "mean",
+        step_s: float = MAX_STEP_S,
         max_waiting: int = MAX_WAITING_REQUESTS,
         checks_integrity: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits = effective_limits(runner.limits)
         self.metrics = metrics
-        for reason in (*get_args(EndReason), *get_args(FailKind)):
-            metrics.requests.labels(reason)  # a series that is there from the start shows its first increase
         self._runner = runner
         self._on_output = on_output
         self._max_waiting = max_waiting
         self._checks_integrity = checks_integrity
         self._clock = clock
         self._pool = BlockPool(limits.num_blocks, stride=stride, clock=clock)
-        self._scheduler = Scheduler(self._pool, block_size=limits.block_size, order=order)
+        self._scheduler = Scheduler(self._pool, block_size=limits.block_size, order=order, step_s=step_s)
         self._predictions = PredictionCheck(self.index_changes, metrics, block_size=limits.block_size, stride=stride)
-        self._pace = Pace()
+        self._pace = Pace(pair_rows=limits.pair_rows)
+        self._counts = EngineCounts(metrics, pool=self._pool, pace=self._pace)
         self._events: list[tuple[Owner, Event]] = []
         self._num_steps = 0
-        self._num_evictions = 0
 
         self._condition = Condition()
         self._submitted: list[Sequence] = []
         self._aborted: list[tuple[Owner, str | None, bool]] = []
+        self._draining = False
         self._stopping = False
         self._failure: Exception | None = None
         self._load = EngineLoad(step=0, running=0, waiting=0, prefilling=0)
@@ -118,7 +124,8 @@ class Engine:
 
     @property
     def is_serving(self) -> bool:
-        return self._thread.is_alive() and not self._stopping and self._failure is None
+        """Whether it takes requests."""
+        return self._thread.is_alive() and not self._draining and not self._stopping and self._failure is None
 
     @property
     def load(self) -> EngineLoad:
@@ -140,12 +147,12 @@ class Engine:
         """Queues a request and returns how many wait already. Its id must not be live for this owner.
 
         Raises InvalidRequest or ContextLengthExceeded for what can never be served, Overloaded if too many wait,
-        Unavailable if the engine is ending.
+        Draining if the engine is ending.
         """
         sequence = Sequence(owner, request, self.limits, arrived_at=self._clock())
         with self._condition:
-            if self._stopping or self._failure is not None:
-                raise Unavailable("the worker is shutting down")
+            if self._draining or self._stopping or self._failure is not None:
+                raise Draining("the worker is shutting down")
             position = self._current_load().waiting
             if position >= self._max_waiting:
                 raise self._overloaded(position)
@@ -170,6 +177,11 @@ class Engine:
         with self._condition:
             self._aborted.append((owner, request_id, if_waiting))
             self._condition.notify()
+
+    def drain(self) -> None:
+        """Takes no further request; those it has go on."""
+        with self._condition:
+            self._draining = True
 
     def stop(self) -> None:
         """Ends the step thread after its current step; requests that still live fail as draining.
@@ -204,7 +216,7 @@ class Engine:
                 self._failure = error
                 late, self._submitted = self._submitted, []
             for sequence in [*self._scheduler.live(), *late]:
-                self._count_ended(sequence, "worker_fault")
+                self._counts.ended(sequence, "worker_fault", self._clock())
                 self._report(sequence, Fail(id=sequence.id, kind="worker_fault", message=f"the engine broke: {error}"))
         self._hand_out()
 
@@ -253,15 +265,18 @@ class Engine:
 
     def _step(self) -> None:
         began = self._clock()
-        plan = self._scheduler.schedule(now=began, prefill_rate=self._pace.prefill_rate or None)
-        self._note_workload(plan.chunk_tokens, began)
+        plan = self._scheduler.schedule(
+            now=began, prefill_rate=self._pace.prefill_rate or None, chunk_cost=self._pace.chunk_cost
+        )
+        work = plan.work()
+        self._note_workload(work.chunk_tokens, began)
         for sequence in plan.admitted:
             if sequence.started_at is None:
                 sequence.started_at = began
-                self.metrics.request_queue_time.observe(began - sequence.arrived_at)
+                self._counts.started(sequence, began)
                 self._report(sequence, Started(id=sequence.id, cached_tokens=sequence.cached_tokens))
                 self._predictions.check(sequence)
-        self.metrics.preemptions.inc(len(plan.preempted))
+        self._counts.preempted(len(plan.preempted))
         for sequence in plan.preempted:
             logger.info("request %s lost its blocks and will begin again", sequence.id)
         if plan.admitted or plan.preempted:
@@ -269,9 +284,9 @@ class Engine:
         is_computed = self._compute(plan)
         self._num_steps += 1
         seconds = self._clock() - began
-        self.metrics.step_seconds.observe(seconds)
         if is_computed:
-            self._pace.observe(prefill_tokens=plan.chunk_tokens, num_decodes=plan.num_decodes, seconds=seconds)
+            self._pace.observe(work, seconds)
+        self._counts.step(work if is_computed else None, seconds)
         if self._checks_integrity:
             self._scheduler.check_integrity()
 
@@ -325,30 +340,20 @@ class Engine:
             raise RuntimeError(f"the runner gave log probabilities {result.logprobs}, asked for were {asked}")
         index = sequence.num_output_tokens
         reason = sequence.append(result.token_id)
-        self._observe_token(sequence, now)
+        self._counts.token(sequence, now)
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        sequence.last_token_at = now
         logprobs = None if result.logprobs is None else (result.logprobs,)
         self._report(sequence, StepEntry(id=sequence.id, index=index, ids=(result.token_id,), logprobs=logprobs))
         if reason is not None:
             self._end(sequence, reason)
 
-    def _observe_token(self, sequence: Sequence, now: float) -> None:
-        """Notes when a token came: the first one ends the prefill, each other one a gap."""
-        metrics = self.metrics
-        metrics.generation_tokens.inc()
-        if sequence.last_token_at is not None:
-            metrics.inter_token_latency.observe(now - sequence.last_token_at)
-        else:
-            assert sequence.started_at is not None
-            sequence.first_token_at = now
-            metrics.time_to_first_token.observe(now - sequence.arrived_at)
-            metrics.request_prefill_time.observe(now - sequence.started_at)
-        sequence.last_token_at = now
-
     # --- ends of requests -----------------------------------------------------------------------------------
 
     def _end(self, sequence: Sequence, reason: EndReason) -> None:
         self._scheduler.finish(sequence)
-        self._count_ended(sequence, reason)
+        self._counts.ended(sequence, reason, self._clock())
         self._report(sequence, End(id=sequence.id, reason=reason, usage=sequence.usage(self._clock())))
 
     def _fail_alone(self, sequence: Sequence, error: Exception) -> None:
@@ -358,21 +363,12 @@ class Engine:
 
     def _fail(self, sequence: Sequence, kind: FailKind, message: str) -> None:
         self._scheduler.finish(sequence)
-        self._count_ended(sequence, kind)
+        self._counts.ended(sequence, kind, self._clock())
         self._report(sequence, Fail(id=sequence.id, kind=kind, message=message))
 
     def _fail_all(self, kind: FailKind, message: str) -> None:
         for sequence in self._scheduler.live():
             self._fail(sequence, kind, message)
-
-    def _count_ended(self, sequence: Sequence, reason: str) -> None:
-        metrics = self.metrics
-        metrics.requests.labels(reason).inc()
-        if sequence.started_at is not None:
-            metrics.prompt_tokens.inc(sequence.num_prompt_tokens)
-            metrics.cached_tokens.inc(sequence.cached_tokens)
-        if sequence.first_token_at is not None:
-            metrics.request_decode_time.observe(self._clock() - sequence.first_token_at)
 
     def _report(self, sequence: Sequence, event: Event) -> None:
         self._events.append((sequence.owner, event))
@@ -382,16 +378,5 @@ class Engine:
         with self._condition:
             self._note_load()
             load = self._current_load()
-        self._set_gauges(load)
+        self._counts.gauges(load, rest_s=self._workload.rest_s(self._clock()))
         self._on_output(StepOutput(events=events, load=load, index_changed=bool(self.index_changes)))
-
-    def _set_gauges(self, load: EngineLoad) -> None:
-        pool, metrics = self._pool, self.metrics
-        metrics.requests_running.set(load.running)
-        metrics.requests_waiting.set(load.waiting)
-        metrics.kv_cache_usage.set(pool.num_in_use / pool.num_blocks)
-        metrics.cached_blocks.set(pool.num_registered)
-        metrics.prefill_rate.set(self._pace.prefill_rate)
-        metrics.prefill_rest.set(self._workload.rest_s(self._clock()))
-        metrics.evictions.inc(pool.num_evictions - self._num_evictions)
-        self._num_evictions = pool.num_evictions

@@ -15,3 +15,8 @@ class EngineLoad:
     waiting: int
     prefilling: int
     """Of those that run: without a first token."""
+
+    @property
+    def is_idle(self) -> bool:
+        """No request at all."""
+        return not self.running and not self.waiting

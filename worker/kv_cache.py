@@ -19,6 +19,8 @@ from torch import Tensor
 
 from prefixcache.errors import ConfigError
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
@@ -88,25 +90,31 @@ class LayerCache:
         """Copies of the rows of `blocks` [n], in that order: two tensors [n * block_size, num_kv_heads, dim]."""
         return self.keys.index_select(0, blocks).flatten(0, 1), self.values.index_select(0, blocks).flatten(0, 1)
 
+    def gather_slots(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the rows in `slots` [n], in that order: two tensors [n, num_kv_heads, dim]."""
+        return self.keys.flatten(0, 1).index_select(0, slots), self.values.flatten(0, 1).index_select(0, slots)
+
 
 class KVCache:
-    """All layers' K and V. Memory is committed by the system as blocks are first written."""
+    """All layers' K and V, on one device. Main memory is committed by the system as blocks are first written."""
 
-    def __init__(self, shape: KVShape, num_blocks: int) -> None:
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device = CPU) -> None:
         """Raises ConfigError when the system refuses the memory."""
         self.shape = shape
+        self.device = device
         self.num_blocks = num_blocks
         try:
             self.layers = {index: self._allocate(layer) for index, layer in shape.layers.items()}
         except RuntimeError as error:
+            place = "this machine" if device.type == "cpu" else f"the {device.type} device"
             raise ConfigError(
-                f"{num_blocks} KV blocks take {num_blocks * shape.bytes_per_block:,} bytes, which this machine "
+                f"{num_blocks} KV blocks take {num_blocks * shape.bytes_per_block:,} bytes, which {place} "
                 f"refuses: give less KV memory ({error})"
             ) from error
 
     def _allocate(self, layer: LayerShape) -> LayerCache:
         rows = (self.num_blocks, self.shape.block_size, layer.num_kv_heads)
         return LayerCache(
-            keys=torch.empty(*rows, layer.key_dim, dtype=self.shape.dtype),
-            values=torch.empty(*rows, layer.value_dim, dtype=self.shape.dtype),
+            keys=torch.empty(*rows, layer.key_dim, dtype=self.shape.dtype, device=self.device),
+            values=torch.empty(*rows, layer.value_dim, dtype=self.shape.dtype, device=self.device),
         )

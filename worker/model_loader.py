@@ -15,6 +15,8 @@ from transformers.utils import logging as transformers_logging
 from prefixcache.cpu import auto_dtype
 from prefixcache.errors import ConfigError
 from worker.attention.backend import AttentionCall
+from worker.config import DEVICES
+from worker.kv_cache import CPU
 from worker.model_folder import ModelFolder
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -23,18 +25,39 @@ _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """Names that transformers gives to layers whose only state is KV of single tokens, attended to by distance alone."""
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """The dtype behind `--dtype`; auto is bfloat16 where the CPU multiplies it in hardware."""
-    chosen = auto_dtype() if name == "auto" else name
+def resolve_device(name: str) -> torch.device:
+    """The device behind `--device`; auto is the first CUDA device where torch sees one, else the CPU.
+
+    Raises ConfigError for a device that is not there.
+    """
+    if name not in DEVICES:
+        raise ConfigError(f"device {name!r} is not known; give {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+    if name == "cuda" and not torch.cuda.is_available():
+        finding = "is built without CUDA" if torch.version.cuda is None else "finds no usable CUDA device"
+        raise ConfigError(f"--device is cuda, but torch {torch.__version__} {finding}; give --device cpu, or mend that")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", 0)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype behind `--dtype`; auto is bfloat16 where the device multiplies it in hardware."""
+    chosen = _auto_dtype(device) if name == "auto" else name
     if chosen not in DTYPES:
         raise ConfigError(f"dtype {name!r} is not known; give auto, {' or '.join(DTYPES)}")
     return DTYPES[chosen]
 
 
-def load_model(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
+def _auto_dtype(device: torch.device) -> str:
+    if device.type == "cpu":
+        return auto_dtype()
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+
+
+def load_model(folder: ModelFolder, dtype: torch.dtype, device: torch.device = CPU) -> PreTrainedModel:
     """The model with eager attention, in evaluation mode. Never runs code from the folder, never asks the network.
 
-    Raises ConfigError when transformers cannot load it or its weights are incomplete.
+    Raises ConfigError when transformers cannot load it, its weights are incomplete or the device has no room for them.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
     loaded: Any  # a pair with output_loading_info, which transformers' annotation does not say
@@ -60,6 +83,10 @@ def load_model(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
         )
     check_layer_types(model.config, folder.path)
     model.requires_grad_(False).eval()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
+    try:
+        model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its arguments
+    except RuntimeError as error:
+        raise ConfigError(f"model folder {folder.path} cannot be moved to {device}: {error}") from error
     return model
 
 
@@ -96,34 +123,12 @@ def check_length(config: PreTrainedConfig, calls: Mapping[int, AttentionCall], m
 
     `calls` holds what each layer asked of its attention function.
     """
-    text_config = config.get_text_config()
-    bounds = [*_rope_bounds(text_config), *_window_bounds(text_config, calls)]
+    bounds = _window_bounds(config.get_text_config(), calls)
     bound = min(bounds, key=lambda bound: bound.tokens, default=None)
     if bound is not None and max_model_len > bound.tokens:
         raise ConfigError(
             f"maximum model length {max_model_len:,} is too long for this model: {bound.reason}; "
             f"set the maximum model length to {bound.tokens:,} or less"
-        )
-
-
-def _rope_bounds(config: PreTrainedConfig) -> Iterator[LengthBound]:
-    """Rope types that choose their frequencies by the longest row of a step: cached K would depend on the neighbours.
-
-    Up to the length before scaling both keep their first frequencies (transformers, modeling_rope_utils).
-    """
-    parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    for rope in nested or [parameters]:
-        rope_type = str(rope.get("rope_type", "default"))
-        if rope_type == "longrope":
-            tokens = rope["original_max_position_embeddings"]
-        elif "dynamic" in rope_type:
-            tokens = config.max_position_embeddings
-        else:
-            continue
-        yield LengthBound(
-            tokens=int(tokens),
-            reason=f"past {int(tokens):,} tokens its {rope_type} rope depends on the longest sequence of a step",
         )
 
 

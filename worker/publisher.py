@@ -91,6 +91,7 @@ class Publisher:
         self._incarnation: int | None = None
         self._index_id = ""
         self._num_loads = 0
+        self._is_draining = False
         self._next_number = 1
         self._unanswered: _Batch | None = None
         self._is_announced = False
@@ -134,11 +135,12 @@ class Publisher:
             after_fault = True
 
     async def drain(self) -> None:
-        """Tells the proxies at once that the worker takes nothing new. Call it after `run` ended."""
+        """Tells the proxies that the worker takes nothing new: at once, and with every renewal from now on."""
+        self._is_draining = True
         if self._incarnation is None:
             return
         try:
-            await self._index.renew(self._incarnation, self._next_load(is_draining=True))
+            await self._index.renew(self._incarnation, self._next_load())
         except IndexUnavailable as error:
             logger.warning("proxies not told that the worker is draining: %s", error)
 
@@ -234,9 +236,9 @@ class Publisher:
         if not holds_lease:
             raise _IncarnationLost("it has no lease any more")
 
-    def _next_load(self, *, is_draining: bool = False) -> WorkerLoad:
+    def _next_load(self) -> WorkerLoad:
         self._num_loads += 1
-        return msgspec.structs.replace(self._measure(), version=self._num_loads, is_draining=is_draining)
+        return msgspec.structs.replace(self._measure(), version=self._num_loads, is_draining=self._is_draining)
 
     async def _publish(self, *, until: float) -> None:
         """Sends batches until nothing is left, one gets no answer, or the lease is due."""

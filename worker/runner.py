@@ -56,6 +56,9 @@ class RunnerLimits:
     max_model_len: int
     vocab_size: int
     kv_bytes_per_token: int
+    pair_rows: float = 0.0
+    """What attending to one key takes beside the rest of a row's work, by the model's shape: 1/3,000 for a model whose
+    rows take twice as long after 3,000 tokens. The engine begins with it and learns the rest."""
 
 
 class Runner(Protocol):

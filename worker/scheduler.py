@@ -5,8 +5,9 @@
       │   └──── first ─── preempt ────┘   │  newest first, when a step finds no block
       └──── in order ─── slice is over ───┘
 
-    one step:   | 1 | 1 | 1 |   chunk of A    | chunk of B |          at most `step_tokens` tokens
-                 decodes       prefills begun, oldest first, then what the order chooses
+    one step:   | 1 | 1 | 1 |   chunk of A    | chunk of B |          at most `step_tokens` tokens; where decodes wait
+                 decodes       prefills begun, oldest first,          for the chunks, these take at most `step_s`
+                               then what the order chooses            (step_budget.py)
 
 A prefill that has begun goes on until it has its first token, so that prompts are computed one after the other. A long
 one is cut into slices (prefixcache/routing/slices.py): after each the order chooses between its rest and what waits. If
@@ -26,14 +27,17 @@ nobody computing and goes on by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 
 from prefixcache.errors import IntegrityError
-from prefixcache.limits import MAX_RUNNING_REQUESTS, MAX_STEP_TOKENS
+from prefixcache.limits import MAX_RUNNING_REQUESTS, MAX_STEP_S, MAX_STEP_TOKENS
 from prefixcache.routing.order import Order
 from prefixcache.routing.slices import is_to_be_sliced, may_pass, slice_tokens
 from worker.block_pool import BlockPool
 from worker.sequence import Sequence
+from worker.step_budget import StepBudget
+from worker.step_costs import ChunkCost
 from worker.step_plan import PlannedShare, StepPlan
 from worker.waiting_queue import Candidate, WaitingQueue
 
@@ -48,6 +52,7 @@ class Scheduler:
         block_size: int,
         order: Order = "mean",
         step_tokens: int = MAX_STEP_TOKENS,
+        step_s: float = MAX_STEP_S,
         max_running: int = MAX_RUNNING_REQUESTS,
     ) -> None:
         if step_tokens < max_running + block_size:
@@ -58,6 +63,7 @@ class Scheduler:
         """Oldest admission first."""
         self._block_size = block_size
         self._step_tokens = step_tokens
+        self._step_s = step_s
         self._max_running = max_running
         self._live: dict[tuple[Hashable, str], Sequence] = {}
         self._sliced: dict[Sequence, int] = {}
@@ -128,13 +134,20 @@ class Scheduler:
 
     # --- deciding -------------------------------------------------------------------------------------------
 
-    def schedule(self, *, now: float, prefill_rate: float | None = None) -> StepPlan:
+    def schedule(self, *, now: float, prefill_rate: float | None, chunk_cost: ChunkCost) -> StepPlan:
         """The next step. Its blocks are allocated; nothing counts as computed until `advance`.
 
         `now` is on the clock by which requests arrive; `prefill_rate` in tokens a second, None while none was measured.
         """
         num_single = sum(sequence.num_uncomputed_tokens == 1 for sequence in self.running)
-        plan = StepPlan(budget=self._step_tokens - num_single)
+        plan = StepPlan(
+            budget=StepBudget(
+                num_tokens=self._step_tokens - num_single,
+                least_tokens=self._block_size,
+                cost=chunk_cost,
+                seconds=self._step_s if num_single else math.inf,
+            )
+        )
         place = 0
         while place < len(self.running):
             if not self._is_slice_over(self.running[place]):
@@ -170,10 +183,11 @@ class Scheduler:
 
     def _plan_chunk(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
         """The next tokens of a prefill whose table covers them."""
-        end = sequence.num_computed_tokens + num_tokens
-        for position in range(sequence.num_computed_tokens // self._block_size, end // self._block_size):
+        start = sequence.num_computed_tokens
+        end = start + num_tokens
+        for position in range(start // self._block_size, end // self._block_size):
             plan.computing.add(sequence.block_hash(position))
-        plan.budget -= num_tokens
+        plan.budget.take(start, num_tokens)
         plan.shares.append(PlannedShare(sequence=sequence, num_tokens=num_tokens))
         self._end_slices(sequence, end == sequence.num_tokens)
 
@@ -181,7 +195,7 @@ class Scheduler:
         """Tokens of a chunk from `start`, a block's first token; chunks but the last end with a block. 0 = not now."""
         if self._sits_out(plan, sequence, start // self._block_size):
             return 0
-        end = min(start + plan.budget, sequence.num_tokens)
+        end = min(start + plan.budget.num_tokens_from(start), sequence.num_tokens)
         if end < sequence.num_tokens:
             end = end // self._block_size * self._block_size
         return end - start
@@ -234,11 +248,14 @@ class Scheduler:
 
     def _choose(self, plan: StepPlan, *, now: float, prefill_rate: float | None) -> None:
         """Gives what is left of the budget to those that wait and to those whose slice is over, in order."""
-        if plan.budget <= 0:
+        if plan.budget.is_spent:
             self.waiting.go_on_walking()
             return
         num_slice_tokens = slice_tokens(prefill_rate)
         for sequence in [sequence for sequence in self._sliced if self._is_slice_over(sequence)]:
+            self._take_found(sequence)
+            if sequence not in self._sliced:
+                continue  # others have computed all but its last token meanwhile: the next step takes it for a decode
             candidates = self.waiting.in_order(now=now, prefill_rate=prefill_rate)
             key = self.waiting.key(sequence, sequence.num_uncomputed_tokens, now=now, prefill_rate=prefill_rate)
             left_tokens = self._least_left_tokens()
@@ -255,10 +272,15 @@ class Scheduler:
             self._admit(plan, self.waiting.in_order(now=now, prefill_rate=prefill_rate), num_slice_tokens)
 
     def _begin_slice(self, plan: StepPlan, sequence: Sequence, num_slice_tokens: int) -> bool:
-        """Goes on at once with the next slice, or all of the rest; False without blocks for it: nobody is preempted."""
+        """Goes on at once with the next slice, or all of the rest; False without blocks for it: nobody is preempted.
+
+        Where the step has no room for its next block, or computes that block for another, it stands as it is.
+        """
         num_uncomputed = sequence.num_uncomputed_tokens
         num_tokens = self._chunk_tokens(plan, sequence, sequence.num_computed_tokens)
-        if not num_tokens or not self._take_blocks(sequence, sequence.num_computed_tokens + num_tokens):
+        if not num_tokens:
+            return True
+        if not self._take_blocks(sequence, sequence.num_computed_tokens + num_tokens):
             return False
         is_cut = self._is_to_be_sliced(sequence, num_uncomputed, num_slice_tokens)
         self._sliced[sequence] = num_slice_tokens if is_cut else num_uncomputed
@@ -279,20 +301,24 @@ class Scheduler:
     def _admit(self, plan: StepPlan, candidates: Iterable[Candidate], num_slice_tokens: int) -> None:
         """Starts candidates in order while tokens and blocks last; never at a running request's cost.
 
-        Nobody passes one that finds too few blocks.
+        Nobody passes one that finds too few blocks. One that the step has no room for is passed only by what ends with
+        this step, lest short ones that go on in the next leave it without room there, too.
         """
         promised = sum(self._num_missing_blocks(sequence, len(sequence.block_table)) for sequence in self.running)
         left_tokens = self._least_left_tokens()
+        is_passing = False
         for candidate in candidates:
             sequence = candidate.sequence
-            if plan.budget <= 0 or len(self.running) == self._max_running:
+            if plan.budget.is_spent or len(self.running) == self._max_running:
                 return
             if not candidate.has_begun:
                 if not may_pass(candidate.num_uncached_tokens, num_slice_tokens, left_tokens):
                     continue
             if self._sits_out(plan, sequence, candidate.num_found_blocks):
                 continue
-            if plan.budget < min(self._block_size, candidate.num_uncached_tokens):
+            room_tokens = plan.budget.num_tokens_from(candidate.num_found_blocks * self._block_size)
+            if room_tokens < candidate.num_uncached_tokens and (is_passing or room_tokens < self._block_size):
+                is_passing = True
                 continue
             if self._num_missing_blocks(sequence, candidate.num_found_blocks) + promised > self.pool.num_available:
                 return

@@ -87,6 +87,8 @@ class Server:
         self._streams: set[Stream] = set()
         self._undecided: set[_Undecided] = set()
         self._owes_first_tokens = False
+        self._is_draining = False
+        self._drained = asyncio.Event()
 
     @asynccontextmanager
     async def listen(self, app: web.Application, bound: socket.socket) -> AsyncIterator[Address]:
@@ -129,6 +131,14 @@ class Server:
             for stream in streams:
                 stream.abort()
 
+    async def drain(self) -> None:
+        """Takes no further request, tells every proxy so, and returns when the last one has ended."""
+        self._is_draining = True
+        self.engine.drain()
+        self._beat(self.engine.load)
+        if not self.engine.load.is_idle:
+            await self._drained.wait()
+
     def deliver(self, output: StepOutput) -> None:
         """Writes the events of one engine turn to their streams. Called on the event loop."""
         by_stream: defaultdict[Stream, list[Event]] = defaultdict(list)
@@ -146,6 +156,8 @@ class Server:
         if self._owes_first_tokens and not owes_first_tokens:
             self._beat(output.load)
         self._owes_first_tokens = owes_first_tokens
+        if self._is_draining and self.engine.load.is_idle:  # the output may be older than the last request
+            self._drained.set()
 
     # --- StreamOwner ----------------------------------------------------------------------------------------
 
@@ -188,6 +200,7 @@ class Server:
             running=load.running,
             waiting=load.waiting,
             prefilling=load.prefilling,
+            draining=self._is_draining,
         )
         for stream in [*self._streams]:
             if stream.is_open:

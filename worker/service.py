@@ -12,7 +12,7 @@ from random import Random
 
 from prefixcache import hashing, protocol
 from prefixcache.index.base import PrefixIndex
-from prefixcache.limits import INDEX_CHECK_S, REANNOUNCE_JITTER_S
+from prefixcache.limits import INDEX_CHECK_S, MAX_STEP_S, REANNOUNCE_JITTER_S
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.registry import Registry, WorkerRecord
 from prefixcache.routing.order import Order
@@ -61,6 +61,10 @@ class Worker:
     def record(self) -> WorkerRecord:
         return self.publisher.record
 
+    async def drain(self) -> None:
+        """Takes no further request, says so to all who could send one, and returns when the last one has ended."""
+        await asyncio.gather(self.server.drain(), self.publisher.drain())
+
 
 @asynccontextmanager
 async def serve(
@@ -74,12 +78,13 @@ async def serve(
     registry: Registry,
     random: Random,
     order: Order = "mean",
+    step_s: float = MAX_STEP_S,
     worker_token: bytes | None = None,
     checks_integrity: bool = False,
     reannounce_jitter_s: float = REANNOUNCE_JITTER_S,
     index_check_s: float = INDEX_CHECK_S,
 ) -> AsyncIterator[Worker]:
-    """Serves on a bound socket until the block is left; then says so, fails what runs, withdraws, closes its streams.
+    """Serves on a bound socket until the block is left; then says so, hands back what runs, withdraws, closes streams.
 
     Does not wait for the registration: a worker serves those who know its address also while Redis is away.
     """
@@ -102,6 +107,7 @@ async def serve(
         metrics=metrics,
         on_output=lambda output: _in_loop(loop, take_output, output),
         order=order,
+        step_s=step_s,
         checks_integrity=checks_integrity,
     )
     server = Server(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from worker.runner import StepShare
 from worker.sequence import Sequence
+from worker.step_budget import StepBudget
+from worker.step_costs import StepWork, pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +36,22 @@ class StepPlan:
     shares: list[PlannedShare] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    budget: int
-    """Tokens that prefills may still take."""
+    budget: StepBudget
+    """What prefills may still take."""
     computing: set[int] = field(default_factory=set)
     """Hashes of the full blocks that this step's chunks compute."""
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens of prefill chunks; a share of one token is a decode."""
-        return sum(share.num_tokens for share in self.shares if share.num_tokens > 1)
-
-    @property
-    def num_decodes(self) -> int:
-        return sum(share.num_tokens == 1 for share in self.shares)
+    def work(self) -> StepWork:
+        """What it costs depends on this. Before it is computed: its sequences go on then."""
+        chunk_tokens = num_decodes = context_tokens = 0
+        chunk_pairs = 0.0
+        for share in self.shares:
+            start = share.sequence.num_computed_tokens
+            if share.num_tokens == 1:
+                num_decodes, context_tokens = num_decodes + 1, context_tokens + start + 1
+            else:
+                chunk_tokens += share.num_tokens
+                chunk_pairs += pairs(start, share.num_tokens)
+        return StepWork(
+            chunk_tokens=chunk_tokens, chunk_pairs=chunk_pairs, num_decodes=num_decodes, context_tokens=context_tokens
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -54,9 +55,14 @@ class ChatLoad:
         self._random = random
         self._systems = [filler(system_words, seed=number) for number in range(num_systems)]
         self._oracle = SimOracle()
+        self._is_told_to_stop = False
         self.tally = Tally()
 
-    async def run(self, *, num_clients: int, duration_s: float) -> None:
+    def stop(self) -> None:
+        """Every client ends with the chat that it has."""
+        self._is_told_to_stop = True
+
+    async def run(self, *, num_clients: int, duration_s: float = math.inf) -> None:
         deadline = time.monotonic() + duration_s
         timeout = aiohttp.ClientTimeout(total=_ANSWER_TIMEOUT_S)
         async with (
@@ -69,7 +75,7 @@ class ChatLoad:
     async def _client(self, session: aiohttp.ClientSession, number: int, deadline: float) -> None:
         random = Random(f"{self._random.random()}/{number}")
         chats = [self._whole, self._streamed, self._cut_while_whole, self._cut_while_streamed]
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._is_told_to_stop:
             [chat] = random.choices(chats, [10, 10, 1, 2])
             await chat(session, random)
 
@@ -106,7 +112,7 @@ class ChatLoad:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         began = time.monotonic()
         text, reasons, usages, first_at = "", [], [], None
-        async with session.post(self._url, json=body) as response, aclosing(_events(response)) as events:
+        async with session.post(self._url, json=body) as response, aclosing(events_of_response(response)) as events:
             async for chunk in events:
                 usages += [chunk["usage"]] if chunk.get("usage") else []
                 for choice in chunk["choices"]:
@@ -129,7 +135,7 @@ class ChatLoad:
     async def _cut_while_streamed(self, session: aiohttp.ClientSession, random: Random) -> None:
         body = self._endless(random) | {"stream": True}
         num_chars, text = random.randrange(60), ""
-        async with session.post(self._url, json=body) as response, aclosing(_events(response)) as events:
+        async with session.post(self._url, json=body) as response, aclosing(events_of_response(response)) as events:
             async for chunk in events:
                 text += chunk["choices"][0]["delta"].get("content") or ""
                 if len(text) > num_chars:
@@ -155,7 +161,7 @@ class ChatLoad:
         assert counts == (expected.prompt_tokens, expected.completion_tokens), (body, usage, expected)
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
+async def events_of_response(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a stream, which must end with [DONE]."""
     assert response.status == 200, await response.text()
     async for line in response.content:

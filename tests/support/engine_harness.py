@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from threading import Condition
 
+from prefixcache.limits import MAX_STEP_S
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.protocol import End, Fail, Generate, Started, StepEntry
 from prefixcache.routing.order import Order
@@ -27,6 +28,7 @@ class RunningEngine:
         runner: Runner,
         *,
         order: Order = "mean",
+        step_s: float = MAX_STEP_S,
         max_waiting: int = 1_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -40,6 +42,7 @@ class RunningEngine:
             metrics=self.metrics,
             on_output=self._take,
             order=order,
+            step_s=step_s,
             max_waiting=max_waiting,
             checks_integrity=True,
             clock=clock,
@@ -110,12 +113,18 @@ class RunningEngine:
 def running_engine(
     runner: Runner | None = None,
     *,
+    requests: Sequence[Generate] = (),
     order: Order = "mean",
+    step_s: float = MAX_STEP_S,
     max_waiting: int = 1_000,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[RunningEngine]:
-    """An engine that is stopped on exit; fails if its bookkeeping ever broke."""
-    running = RunningEngine(runner or ScriptedRunner(), order=order, max_waiting=max_waiting, clock=clock)
+    """An engine that is stopped on exit; fails if its bookkeeping ever broke. `requests` are there when it starts."""
+    running = RunningEngine(
+        runner or ScriptedRunner(), order=order, step_s=step_s, max_waiting=max_waiting, clock=clock
+    )
+    for request in requests:
+        running.submit(request)
     running.engine.start()
     try:
         yield running

@@ -20,6 +20,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from prefixcache.hashing import namespace
+from prefixcache.limits import WORKER_SUSPECT_S
 from prefixcache.protocol import (
     MAJOR,
     MINOR,
@@ -114,6 +115,8 @@ class FakeWorker:
     hello_namespace: str | None = None
     """Another namespace to claim in the hello."""
     answers_aborts: bool = True
+    is_mute: bool = False
+    """Sends nothing of its own accord, so that it is soon taken for hung."""
     token: bytes | None = None
     proofs: list[bytes] = field(default_factory=list)
     """What proxies proved; not checked."""
@@ -129,6 +132,7 @@ class FakeWorker:
     num_connections: int = 0
     _requests: dict[str, _Request] = field(default_factory=dict)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _greeted: set[asyncio.StreamWriter] = field(default_factory=set)
     _handlers: set[asyncio.Task[None]] = field(default_factory=set)
     _arrived: asyncio.Queue[Generate] = field(default_factory=asyncio.Queue)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
@@ -176,7 +180,7 @@ class FakeWorker:
         )
         worker = cls(record=record, files=files, script=script)
         server = await asyncio.start_server(worker._connected, "127.0.0.1", port)
-        engine = asyncio.create_task(worker._engine())
+        tasks = [asyncio.create_task(worker._engine()), asyncio.create_task(worker._live())]
         try:
             bound = server.sockets[0].getsockname()[1]
             worker.record = msgspec.structs.replace(record, address=f"127.0.0.1:{bound}")
@@ -184,12 +188,12 @@ class FakeWorker:
                 await store.registry().announce(worker.record)
             yield worker
         finally:
-            engine.cancel()
             server.close()
             worker.drop()
-            for task in worker._handlers:
+            tasks += worker._handlers
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(engine, *worker._handlers, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def next_generate(self, timeout_s: float = 5.0) -> Generate:
         """The next request that arrives."""
@@ -216,13 +220,20 @@ class FakeWorker:
         request.num_sent = place + len(ids)
         self._send(request_id, Step(entries=(_entry(request, place, tuple(ids)),)))
 
-    def end(self, request_id: str, reason: EndReason = "stop", *, cached_tokens: int | None = None) -> None:
+    def end(
+        self,
+        request_id: str,
+        reason: EndReason = "stop",
+        *,
+        cached_tokens: int | None = None,
+        output_tokens: int | None = None,
+    ) -> None:
         request = self._requests.pop(request_id)
         cached = request.cached_tokens if cached_tokens is None else cached_tokens
         usage = Usage(
             cached_tokens=cached,
             computed_tokens=len(request.frame.prompt_ids) // 4 - cached,
-            output_tokens=request.num_sent,
+            output_tokens=request.num_sent if output_tokens is None else output_tokens,
             queue_s=0.25,
             prefill_s=0.5,
             decode_s=2.0,
@@ -234,13 +245,22 @@ class FakeWorker:
         request = self._requests.pop(request_id)
         _write(request.writer, Fail(id=request_id, kind=kind, message=message, retry_after_s=retry_after_s))
 
-    def beat(self, *, running: int = 0, waiting: int = 0, prefilling: int = 0, incarnation: int | None = None) -> None:
+    def beat(
+        self,
+        *,
+        running: int = 0,
+        waiting: int = 0,
+        prefilling: int = 0,
+        incarnation: int | None = None,
+        draining: bool = False,
+    ) -> None:
         frame = Beat(
             incarnation=incarnation or self.record.incarnation,
             step=0,
             running=running,
             waiting=waiting,
             prefilling=prefilling,
+            draining=draining,
         )
         for writer in self._writers:
             _write(writer, frame)
@@ -288,6 +308,7 @@ class FakeWorker:
                 data = await reader.read(65536)
         finally:
             self._writers.discard(writer)
+            self._greeted.discard(writer)
 
     def _hello(self, theirs: Hello) -> Hello:
         space = self.hello_namespace or self.record.namespace
@@ -316,6 +337,7 @@ class FakeWorker:
         match frame:
             case Hello():
                 _write(writer, self._hello(frame))
+                self._greeted.add(writer)
             case Prove():
                 self.proofs.append(frame.proof)
             case Generate():
@@ -337,6 +359,14 @@ class FakeWorker:
                 self.aborts.append(frame.id)
                 if self.answers_aborts and frame.id in self._requests:
                     self.end(frame.id, "aborted")
+
+    async def _live(self) -> None:
+        """A sign of life that says nothing of what it does, unlike a beat, which is the test's to send."""
+        while True:
+            await asyncio.sleep(WORKER_SUSPECT_S / 4)
+            if not self.is_mute:
+                for writer in self._writers & self._greeted:
+                    _write(writer, Accepted(id="nobody's", position=0))
 
     async def _engine(self) -> None:
         """One step frame a turn with the next ids of every scripted request, as a real engine sends them."""

@@ -16,6 +16,8 @@ from prefixcache.cli.valkey import bundled_server
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
+REPLY_TIMEOUT_S = 10.0
+
 
 def binary_of(name: str) -> Path | None:
     """Of "valkey" or "redis"; None if it is not on this machine."""
@@ -69,6 +71,14 @@ class OwnServer:
             yield
         finally:
             self._process.send_signal(SIGCONT)
+
+    def flush(self) -> None:
+        """Blocks until it is empty."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(REPLY_TIMEOUT_S)
+            connection.connect(str(self.path))
+            connection.sendall(b"FLUSHALL\r\n")
+            assert connection.recv(64) == b"+OK\r\n"
 
     def stop(self) -> None:
         if self._process is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,8 +12,11 @@ from transformers import PreTrainedModel
 
 from tests.support.requests import sample_spec
 from worker.attention import self_test
+from worker.attention.backend import AttentionBackend
+from worker.attention.cpu_sdpa import CpuSdpa
 from worker.kv_cache import KVCache, KVShape
 from worker.model_runner import TorchRunner
+from worker.rope import freeze_rope
 from worker.runner import StepShare
 
 GREEDY = sample_spec()
@@ -30,11 +33,19 @@ class PackedSequence:
     """By position, where a sample was asked for: [vocab_size]."""
 
 
-def runner_of(model: PreTrainedModel, *, num_blocks: int, block_size: int = 16) -> TorchRunner:
-    """A runner over an eager model, without the self-test."""
+def runner_of(
+    model: PreTrainedModel,
+    *,
+    num_blocks: int,
+    block_size: int = 16,
+    make: Callable[[KVCache], AttentionBackend] = CpuSdpa,
+) -> TorchRunner:
+    """A runner over a model, its rope frozen, without the self-test."""
     examination = self_test.examine(model)
-    shape = KVShape(layers=examination.shapes, dtype=model.dtype, block_size=block_size)
-    return TorchRunner(model, KVCache(shape, num_blocks), max_model_len=num_blocks * block_size, threads=1)
+    max_model_len = num_blocks * block_size
+    freeze_rope(model, max_model_len)
+    cache = KVCache(KVShape(layers=examination.shapes, dtype=model.dtype, block_size=block_size), num_blocks)
+    return TorchRunner(model, cache, max_model_len=max_model_len, threads=1, backend=make(cache))
 
 
 def compute(runner: TorchRunner, sequences: Sequence[PackedSequence], source: random.Random) -> None:
@@ -67,6 +78,7 @@ def worst_error(model: PreTrainedModel, source: random.Random) -> float:
     """
     first, second, other = (_random_tokens(source, size) for size in (50, 33, 12))
     third = first[:32] + other
+    model.set_attn_implementation("eager")
     with torch.inference_mode():
         truth = [model(input_ids=torch.tensor([ids]), use_cache=False).logits[0] for ids in (first, second, third)]
     blocks = source.sample(range(12), 12)

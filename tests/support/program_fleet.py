@@ -70,10 +70,15 @@ class ProgramFleet:
         self.programs: list[Program] = []
 
     def start_worker(
-        self, name: str, *flags: str, environment: Mapping[str, str] | None = None, niceness: int = 0
+        self,
+        name: str,
+        *flags: str,
+        runner: str = "sim",
+        environment: Mapping[str, str] | None = None,
+        niceness: int = 0,
     ) -> Program:
-        """A simulated worker; `await program.said(" ready at ")` waits for it."""
-        command = [*program_command("worker"), "--runner", "sim", "--redis", self.redis_url, "--name", name, *flags]
+        """`await program.said(" ready at ")` waits for it."""
+        command = [*program_command("worker"), "--runner", runner, "--redis", self.redis_url, "--name", name, *flags]
         return self._start(name, command, environment or {}, niceness)
 
     async def start_proxy(self, name: str, *flags: str, environment: Mapping[str, str] | None = None) -> Program:

@@ -17,7 +17,7 @@ from prefixcache.limits import HELD_DOWN_S
 from prefixcache.metrics import exposition
 from prefixcache.routing.base import Policy
 from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
-from proxy.app import BOOKS, FLEET, AppParts, create_app
+from proxy.app import BOOKS, DEPARTURE, FLEET, AppParts, create_app
 from proxy.engines.engine_settings import EngineSettings
 from proxy.fleet import Fleet
 from proxy.server import serving
@@ -101,6 +101,8 @@ async def running_proxy(
     has_redis: bool = True,
     held_s: float = HELD_DOWN_S,
     policy: Policy | None = None,
+    drain_delay_s: float = 0.0,
+    drain_s: float = 3.0,
 ) -> AsyncIterator[RunningProxy]:
     """A proxy over `store`, which the caller owns."""
 
@@ -114,13 +116,15 @@ async def running_proxy(
         held_s=held_s,
         secret=secret,
         worker_token=worker_token,
+        drain_delay_s=drain_delay_s,
+        drain_s=drain_s,
         cors_origins=cors_origins,
         engines=engines or EngineSettings(),
         has_redis=has_redis,
     )
     app = create_app(parts)
     async with (
-        serving(app, host="127.0.0.1", port=0) as url,
+        serving(app, app[DEPARTURE], host="127.0.0.1", port=0) as url,
         httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False) as client,
     ):
         yield RunningProxy(app=app, url=url, client=client)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import cast
 
-from prefixcache.errors import Unavailable
+from prefixcache.errors import Unavailable, WorkerFault
 from prefixcache.protocol import Generate
 from prefixcache.routing.slices import SLICE_S
 from proxy.load_ledger import LedgerEntry, LoadLedger
@@ -53,6 +54,10 @@ class OneWorker(Whereabouts):
         self.number = frame.choice
         self._one = (stream, frame)
         self._choice = choice
+        self._error: Unavailable | WorkerFault | None = None
+        self.output = array("I")
+        self.num_faults = 0
+        self.num_brought_tokens = 0
 
     @property
     def choice(self) -> ReservedChoice:
@@ -74,5 +79,19 @@ class OneWorker(Whereabouts):
         stream, frame = self._one
         stream.generate(frame, sink)
 
-    def send_elsewhere(self, sink: Sink, refusal: Unavailable) -> None:
-        raise refusal
+    def first_token(self) -> None:
+        self._choice.first_token()
+
+    def failed(self, error: Unavailable | WorkerFault) -> None:
+        self._error = error
+        self._choice.gone()
+
+    def send_elsewhere(self, sink: Sink) -> None:
+        assert self._error is not None, "it failed"
+        raise self._error
+
+    def count(self, outcome: str) -> None:
+        """Nobody asks."""
+
+    def tell(self, what: str) -> None:
+        """Nobody reads it."""

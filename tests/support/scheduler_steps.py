@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Ids
 
 from prefixcache.routing.order import Order
@@ -10,6 +11,7 @@ from worker.block_pool import BlockPool
 from worker.runner import RunnerLimits
 from worker.scheduler import Scheduler
 from worker.sequence import Sequence
+from worker.step_costs import ChunkCost
 from worker.step_plan import StepPlan
 
 TOKEN = 99
@@ -17,7 +19,7 @@ TOKEN = 99
 
 
 class Steps:
-    """Time is `now`; a step takes `1 / rate` a token, and the scheduler is told that rate."""
+    """Time is `now`; a step takes `1 / rate` a token, `pair_s` more a query-key pair of chunks, and the scheduler is told."""
 
     def __init__(
         self,
@@ -28,15 +30,25 @@ class Steps:
         max_running: int = 8,
         order: Order = "mean",
         rate: float = 1_000.0,
+        step_s: float = math.inf,
+        pair_s: float = 0.0,
         checks_integrity: bool = True,
     ) -> None:
         self.now = 0.0
+        self.chunks_s = 0.0
+        """What the chunks of the last step took."""
         self.rate = rate
         self._checks_integrity = checks_integrity
         self.pool = BlockPool(num_blocks, stride=1, clock=lambda: self.now)
         self.scheduler = Scheduler(
-            self.pool, block_size=block_size, order=order, step_tokens=step_tokens, max_running=max_running
+            self.pool,
+            block_size=block_size,
+            order=order,
+            step_tokens=step_tokens,
+            step_s=step_s,
+            max_running=max_running,
         )
+        self.cost = ChunkCost(token_s=1 / rate, pair_s=pair_s)
         self.ended: list[Sequence] = []
         self._limits = RunnerLimits(
             block_size=block_size,
@@ -54,12 +66,14 @@ class Steps:
 
     def step(self) -> dict[str, int]:
         """One step; the tokens that each request got in it."""
-        plan = self.scheduler.schedule(now=self.now, prefill_rate=self.rate)
+        plan = self.scheduler.schedule(now=self.now, prefill_rate=self.rate, chunk_cost=self.cost)
+        work = plan.work()
         shares = self.shares(plan)
         assert len(shares) == len(plan.shares), f"a request has two shares: {plan.shares}"
         for sequence in plan.admitted:
             sequence.started_at = self.now if sequence.started_at is None else sequence.started_at
-        self.now += sum(shares.values()) / self.rate
+        self.chunks_s = self.cost.seconds(work.chunk_tokens, work.chunk_pairs)
+        self.now += self.chunks_s + work.num_decodes / self.rate
         for share in plan.shares:
             sequence, draws = share.sequence, share.step_share().sample is not None
             self.scheduler.advance(share)

@@ -1,7 +1,8 @@
-"""What a simulated worker must answer, computed without a worker: no blocks, no cache, no batch."""
+"""What a simulated worker must answer, computed without a worker: no blocks, no cache, no batch, no proxy."""
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,19 @@ from worker.sim_sampler import draw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedAnswer:
-    """A chat's answer and its usage, apart from the cached tokens."""
+    """One choice and its usage, apart from the cached tokens."""
 
     text: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    logprobs: tuple[float, ...] = ()
+    """Of every token drawn, where they were asked for."""
+    choice: int = 0
+    """Among those of its prompt."""
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 class SimOracle:
@@ -30,7 +38,7 @@ class SimOracle:
 
     def __init__(self) -> None:
         self._renderer = Renderer(byte_tokenizer_files())
-        self._answers: dict[tuple[bytes, int, float, bool], ExpectedAnswer] = {}
+        self._answers: dict[str, Sequence[ExpectedAnswer]] = {}
 
     def answer(
         self,
@@ -42,35 +50,84 @@ class SimOracle:
         ignore_eos: bool = False,
     ) -> ExpectedAnswer:
         """The answer to a chat."""
-        prompt = self._renderer.encode(self._renderer.render(messages))
-        sampling = Sampling(seed=seed, temperature=temperature)
-        key = (prompt.tobytes() + seed.to_bytes(8, "little"), max_tokens, temperature, ignore_eos)
+        [answer] = self.answers(
+            {
+                "messages": messages,
+                "max_tokens": max_tokens,
+                "seed": seed,
+                "temperature": temperature,
+                "ignore_eos": ignore_eos,
+            }
+        )
+        return answer
+
+    def answers(self, body: Mapping[str, Any]) -> Sequence[ExpectedAnswer]:
+        """Every choice of a chat or completion, in order.
+
+        The body says all that the answer depends on: `max_tokens`, and a `seed` unless its temperature is 0.
+        """
+        drawn_by = {name: value for name, value in body.items() if name not in ("stream", "stream_options", "model")}
+        key = json.dumps(drawn_by, sort_keys=True)
         if key not in self._answers:
-            stop_token_ids = frozenset[int]() if ignore_eos else frozenset({BYTE_STOP_ID})
-            self._answers[key] = self._computed(prompt, sampling, max_tokens, stop_token_ids)
+            self._answers[key] = [
+                self._computed(prompt, body, choice)
+                for prompt in self._prompts(body)
+                for choice in range(body.get("n", 1))
+            ]
         return self._answers[key]
 
-    def _computed(
-        self, prompt: array[int], sampling: Sampling, max_tokens: int, stop_token_ids: frozenset[int]
-    ) -> ExpectedAnswer:
-        tokens = prompt[:]
-        output = array("I")
-        while len(output) < max_tokens and not stop_token_ids.intersection(output[-1:]):
+    def forget(self) -> None:
+        """Of answers that are asked for once; a long run would keep them all."""
+        self._answers.clear()
+
+    def _prompts(self, body: Mapping[str, Any]) -> Sequence[array[int]]:
+        if "messages" in body:
+            return [self._renderer.encode(self._renderer.render(body["messages"]))]
+        prompts = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
+        return [self._renderer.encode(self._renderer.raw(prompt, add_special_tokens=True)) for prompt in prompts]
+
+    def _computed(self, prompt: array[int], body: Mapping[str, Any], choice: int) -> ExpectedAnswer:
+        is_scored = bool(body.get("logprobs")) or ("prompt" in body and body.get("logprobs") is not None)
+        sampling = Sampling(
+            seed=body.get("seed", 0),
+            logit_bias={int(token): bias for token, bias in body.get("logit_bias", {}).items()},
+            min_tokens=body.get("min_tokens", 0),
+            top_logprobs=0 if is_scored else None,
+            **{name: body[name] for name in _SAMPLING if name in body},
+        )
+        stop_token_ids = frozenset[int]() if body.get("ignore_eos") else frozenset({BYTE_STOP_ID})
+        stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop", ())
+        tokens, output = prompt[:], array("I")
+        logprobs: list[float] = []
+        detokenizer, text = self._renderer.detokenizer(), ""
+        reason, is_cut = "length", False
+        while len(output) < body["max_tokens"]:
             spec = SampleSpec(
                 sampling=sampling,
-                choice=0,
+                choice=choice,
                 index=len(output),
                 prompt_ids=prompt,
                 output_ids=output,
                 stop_token_ids=stop_token_ids,
             )
-            token = draw(next_logits(tokens.tobytes(), output), spec).token_id
-            tokens.append(token)
-            output.append(token)
-        detokenizer = self._renderer.detokenizer()
+            drawn = draw(next_logits(tokens.tobytes(), output), spec)
+            tokens.append(drawn.token_id)
+            output.append(drawn.token_id)
+            if drawn.logprobs is not None:
+                logprobs.append(drawn.logprobs.logprob)
+            if drawn.token_id in stop_token_ids:
+                reason = "stop"
+                break
+            text += detokenizer.feed((drawn.token_id,))
+            if len(output) > sampling.min_tokens and (found := [stop for stop in stops if stop in text]):
+                # Of what is complete at the same character, the longest goes.
+                text, reason, is_cut = text[: min(text.index(stop) for stop in found)], "stop", True
+                break
         return ExpectedAnswer(
-            text=detokenizer.feed(output) + detokenizer.flush(),
-            finish_reason="stop" if stop_token_ids.intersection(output[-1:]) else "length",
+            text=text if is_cut else text + detokenizer.flush(),
+            finish_reason=reason,
             prompt_tokens=len(prompt),
             completion_tokens=len(output),
+            logprobs=tuple(logprobs),
+            choice=choice,
         )

@@ -84,9 +84,9 @@ class StreamClient:
     def ending(self, request_id: str) -> End | Fail | None:
         return next((f for f in self.received if isinstance(f, End | Fail) and f.id == request_id), None)
 
-    async def ended(self, request_id: str) -> End | Fail:
+    async def ended(self, request_id: str, timeout_s: float = TIMEOUT_S) -> End | Fail:
         """The last word on a request."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             while (ending := self.ending(request_id)) is None:
                 assert not self.is_closed, f"closed before the end of {request_id}: {self.received}"
                 await self._receive()

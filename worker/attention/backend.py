@@ -7,7 +7,7 @@ of the model's forward do not arrive in every family (StableLm and Nemotron drop
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from prefixcache.errors import ConfigError
 from worker.attention.step_layout import StepLayout
+from worker.kv_cache import LayerShape
 
 IMPLEMENTATION = "prefixcache"
 """The name under which models find the attention function. No mask function stands under it, so no mask is built."""
@@ -40,12 +41,23 @@ class AttentionCall:
     sinks: Tensor | None  # [num_heads] logit of a key without value, per head
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What the layers of a model ask of their attention function and keep of a token."""
+
+    calls: Mapping[int, AttentionCall]
+    shapes: Mapping[int, LayerShape]
+    wide_layers: frozenset[int] = frozenset()
+    """Those whose scores grow too large to be rounded to bfloat16."""
+
+
 class AttentionBackend(Protocol):
     """Computes causal attention of a packed step over cached and new KV."""
 
     def attend(self, call: AttentionCall, step: StepLayout, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Writes the rows' K and V into the cache, then attends, each row to its own sequence only.
 
+        Rows past `step.num_rows` belong to no sequence: nothing of them is written, and what comes out is 0.
         query [1, num_heads, num_rows, key_dim], key [1, num_kv_heads, num_rows, key_dim], value [1, num_kv_heads,
         num_rows, value_dim] -> [1, num_rows, num_heads, value_dim]. Query head h uses KV head h // (num_heads /
         num_kv_heads). May raise UnsupportedAttention, always or never for the same call of the same model.

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, MistralConfig, Phi3Config, PreTrainedConfig
+from transformers import MistralConfig
 
 from prefixcache.cpu import auto_dtype
 from prefixcache.errors import ConfigError
 from tests.support.tiny_models import tiny_model, write_model
 from worker.attention.backend import AttentionCall
+from worker.kv_cache import CPU
 from worker.model_folder import ModelFolder
-from worker.model_loader import DTYPES, check_length, load_model, resolve_dtype, vocab_size
+from worker.model_loader import DTYPES, check_length, load_model, resolve_device, resolve_dtype, vocab_size
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +33,41 @@ def test_a_model_is_loaded_in_the_dtype_asked_for(folder: Path, dtype: torch.dty
     assert vocab_size(model) == 512
 
 
-def test_dtype_names() -> None:
-    assert resolve_dtype("float32") == torch.float32
-    assert resolve_dtype("auto") == DTYPES[auto_dtype()]
+def test_dtype_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_dtype("float32", CPU) == torch.float32
+    assert resolve_dtype("auto", CPU) == DTYPES[auto_dtype()]
+    for in_hardware, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: in_hardware)  # noqa: B023
+        assert resolve_dtype("auto", torch.device("cuda")) == dtype
     with pytest.raises(ConfigError, match="'float8' is not known; give auto, float32 or bfloat16"):
-        resolve_dtype("float8")
+        resolve_dtype("float8", CPU)
+
+
+def test_device_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 0)
+    assert resolve_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == CPU
+    with pytest.raises(ConfigError, match="device 'tpu' is not known; give auto, cpu or cuda"):
+        resolve_device("tpu")
+
+
+@pytest.mark.parametrize(("version", "finding"), [(None, "is built without CUDA"), ("13.0", "finds no usable CUDA")])
+def test_cuda_that_is_not_there_is_refused(version: str | None, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    with pytest.raises(ConfigError, match=f"--device is cuda, but torch .* {finding}.*; give --device cpu"):
+        resolve_device("cuda")
+
+
+def test_a_device_without_room_is_a_config_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def move(_model: object, _device: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.to", move)
+    with pytest.raises(ConfigError, match=r"cannot be moved to cuda: CUDA out of memory"):
+        load_model(ModelFolder.open(folder), torch.float32, torch.device("cuda"))
 
 
 def test_weights_that_lack_a_tensor_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -81,48 +112,7 @@ def _calls(*windows: int | None) -> Mapping[int, AttentionCall]:
     }
 
 
-def _longrope() -> PreTrainedConfig:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0] * 8,
-        "long_factor": [4.0] * 8,
-        "original_max_position_embeddings": 64,
-    }
-    return Phi3Config(
-        hidden_size=64,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        original_max_position_embeddings=64,
-        rope_parameters=rope,
-    )
-
-
 class TestLength:
-    def test_plain_rope_has_no_bound(self) -> None:
-        check_length(LlamaConfig(num_hidden_layers=2), _calls(None, None), 10**9)
-
-    def test_longrope_ends_where_its_long_factors_begin(self) -> None:
-        check_length(_longrope(), _calls(None, None), 64)
-        with pytest.raises(ConfigError, match=r"past 64 tokens its longrope rope.*maximum model length to 64 or less"):
-            check_length(_longrope(), _calls(None, None), 65)
-
-    def test_dynamic_rope_ends_where_it_begins_to_scale(self) -> None:
-        rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-        config = LlamaConfig(max_position_embeddings=128, rope_parameters=rope)
-        check_length(config, _calls(None, None), 128)
-        with pytest.raises(ConfigError, match="past 128 tokens its dynamic rope"):
-            check_length(config, _calls(None, None), 129)
-
-    def test_every_layer_type_may_have_its_own_rope(self) -> None:
-        config = _longrope()
-        config.rope_parameters = {
-            "full_attention": config.rope_parameters,
-            "sliding_attention": {"rope_type": "default"},
-        }
-        with pytest.raises(ConfigError, match="past 64 tokens"):
-            check_length(config, _calls(None, None), 65)
-
     def test_a_window_that_is_applied_is_no_bound(self) -> None:
         check_length(MistralConfig(sliding_window=32), _calls(32, 32), 10_000)
 

@@ -273,7 +273,7 @@ def test_the_hello_of_version_1_0_has_no_number_and_no_nonce() -> None:
     old = {"type": "hello", "namespace": "0" * 16}
     assert protocol.decode_from_proxy(packed(old)) == Hello(major=1, minor=0, namespace="0" * 16)
     now = Hello(major=protocol.MAJOR, minor=protocol.MINOR, namespace="0" * 16)
-    assert msgspec.msgpack.decode(body_of(now)) == {**old, "minor": 2}
+    assert msgspec.msgpack.decode(body_of(now)) == {**old, "minor": 3}
 
 
 def test_version_1_1_asks_and_tells_nothing_that_is_new_in_1_2() -> None:
@@ -287,6 +287,13 @@ def test_version_1_1_asks_and_tells_nothing_that_is_new_in_1_2() -> None:
     assert protocol.decode_from_worker(packed(beat)) == Beat(incarnation=5, step=4, running=2, waiting=1, prefilling=0)
     fail = protocol.decode_from_worker(packed({"type": "fail", "id": "a", "kind": "overloaded", "message": "full"}))
     assert isinstance(fail, Fail) and fail.retry_after_s == 0.0
+
+
+def test_a_worker_of_version_1_2_does_not_say_in_a_beat_that_it_drains() -> None:
+    old = {"type": "beat", "incarnation": 5, "step": 4, "running": 2, "waiting": 1, "prefilling": 1}
+    now = Beat(incarnation=5, step=4, running=2, waiting=1, prefilling=1)
+    assert protocol.decode_from_worker(packed(old)) == now and not now.draining
+    assert msgspec.msgpack.decode(body_of(now)) == old, "nor does one of today that stays"
 
 
 def test_hello_must_agree_on_major_version_and_namespace() -> None:

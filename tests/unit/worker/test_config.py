@@ -1,4 +1,4 @@
-"""Sizes and addresses as people write them."""
+"""Addresses as people write them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,7 @@ import socket
 import pytest
 
 from prefixcache.errors import ConfigError
-from worker.config import Address, advertised, parse_address, parse_memory, unique_worker_id
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
-    [
-        ("2GiB", 2 * 2**30),
-        ("512 MiB", 512 * 2**20),
-        ("1.5GB", 1_500_000_000),
-        ("64kib", 64 * 2**10),
-        ("1000000", 1_000_000),
-        (" 10B ", 10),
-    ],
-)
-def test_memory_sizes(text: str, size_bytes: int) -> None:
-    assert parse_memory(text, setting="--kv-memory") == size_bytes
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "2 G iB", "two GiB", "-1GiB", "2GiBs", "1e3", "0", "0.2B", "½GiB", "nan"])
-def test_a_size_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match="--kv-memory is") as caught:
-        parse_memory(text, setting="--kv-memory")
-    assert repr(text) in str(caught.value)
+from worker.config import Address, advertised, parse_address, unique_worker_id
 
 
 @pytest.mark.parametrize(

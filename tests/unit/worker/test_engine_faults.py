@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from prefixcache.errors import Unavailable
+from prefixcache.errors import Draining
 from prefixcache.protocol import TokenLogprobs
 from tests.support.engine_harness import RunningEngine, running_engine
 from tests.support.requests import generate
@@ -113,7 +113,7 @@ def test_broken_bookkeeping_ends_the_engine_and_says_so(caplog: pytest.LogCaptur
     assert failure.kind == "worker_fault"
     assert running.engine.failure is not None
     assert not running.engine.is_serving
-    with pytest.raises(Unavailable):
+    with pytest.raises(Draining):
         running.submit(generate("b", [1]))
     running.engine.stop()
     assert any(record.levelno == logging.CRITICAL for record in caplog.records)
@@ -125,5 +125,20 @@ def test_stopping_hands_requests_back_as_draining() -> None:
         running.wait_for(lambda: running.tokens("a"))
         running.engine.stop()
         assert running.failure("a").kind == "draining"
-        with pytest.raises(Unavailable, match="shutting down"):
+        with pytest.raises(Draining, match="shutting down"):
             running.submit(generate("b", [1]))
+
+
+def test_one_that_drains_takes_nothing_new_and_goes_on_with_what_it_has() -> None:
+    with running_engine() as running:
+        running.runner.pause()
+        running.submit(generate("a", [1], max_tokens=6))
+        assert running.engine.is_serving
+        running.engine.drain()
+        assert not running.engine.is_serving and not running.engine.load.is_idle
+        with pytest.raises(Draining, match="shutting down"):
+            running.submit(generate("b", [1]))
+        running.runner.resume()
+        assert running.end("a").reason == "length"
+        assert running.tokens("a") == expected([1], 6)
+        running.wait_for(lambda: running.engine.load.is_idle)

@@ -6,6 +6,7 @@ import logging
 import signal
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import uvloop
 from click.testing import CliRunner, Result
 
+from prefixcache.limits import DRAIN_TIMEOUT_S, MAX_STEP_S
 from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, byte_tokenizer_files
 from worker import __main__ as program
 from worker.config import SimConfig, WorkerConfig
@@ -79,6 +81,23 @@ def test_its_settings(served: Served) -> None:
     )
 
 
+def test_how_long_it_drains(served: Served) -> None:
+    assert run("--runner", "sim").exit_code == 0
+    assert served.config.drain_s == DRAIN_TIMEOUT_S
+    assert run("--runner", "sim", "--drain-timeout", "0.5").exit_code == 0
+    assert served.config.drain_s == 0.5
+    for wrong in ("-1", "inf", "nan"):
+        assert run("--runner", "sim", "--drain-timeout", wrong).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"), [([], MAX_STEP_S), (["--step-ms", "80"], 0.08), (["--step-ms", "inf"], inf)]
+)
+def test_what_a_step_may_take_beside_decodes(served: Served, flags: list[str], seconds: float) -> None:
+    assert run("--runner", "sim", *flags).exit_code == 0
+    assert served.config.step_s == seconds
+
+
 def test_two_names_are_two_models(served: Served) -> None:
     namespaces = set()
     for name in ("big", "small"):
@@ -96,9 +115,13 @@ def test_costs_come_from_the_environment_too(served: Served) -> None:
     ("flags", "message"),
     [
         (["--runner", "sim", "--dtype", "auto"], "--dtype means nothing with --runner sim; leave it away"),
+        (["--runner", "sim", "--device", "cpu"], "--device means nothing with --runner sim; leave it away"),
+        (["--runner", "sim", "--attention", "cpu_sdpa"], "--attention means nothing with --runner sim"),
         (["--runner", "sim", "--kv-memory", "1GiB"], "--kv-memory means nothing with --runner sim"),
         (["--runner", "sim", "--threads", "1"], "--threads means nothing with --runner sim"),
         (["--runner", "sim", "--model", "/models/one"], "--model is '/models/one'; with --runner sim it only names"),
+        (["--runner", "sim", "--step-ms", "0"], "--step-ms is 0; it must be more than 0, inf for no limit in time"),
+        (["--runner", "sim", "--step-ms", "nan"], "--step-ms is nan; it must be more than 0"),
         (["--runner", "sim", "--model", ""], "--model is ''; with --runner sim it only names"),
         (["--runner", "sim", "--sim-speed", "0"], "--sim-speed is 0.0; it must be more than 0"),
         (["--runner", "sim", "--sim-step-ms", "nan"], "--sim-step-ms is nan; it must be a finite number"),

@@ -7,6 +7,7 @@ import pytest
 from worker.pace import FORGOTTEN_DECODE_STEPS, FORGOTTEN_TOKENS, Pace
 from worker.runner import StepShare
 from worker.sim_costs import CostModel
+from worker.step_costs import StepWork
 
 COSTS = CostModel()
 
@@ -20,23 +21,27 @@ def step_s(num_tokens: int, num_decodes: int = 0, costs: CostModel = COSTS) -> f
 
 
 def run(pace: Pace, num_tokens: int, num_decodes: int = 0, costs: CostModel = COSTS) -> None:
-    seconds = step_s(num_tokens, num_decodes, costs)
-    pace.observe(prefill_tokens=num_tokens, num_decodes=num_decodes, seconds=seconds)
+    observe(pace, step_s(num_tokens, num_decodes, costs), num_tokens, num_decodes)
+
+
+def observe(pace: Pace, seconds: float, num_tokens: int = 0, num_decodes: int = 0) -> None:
+    work = StepWork(chunk_tokens=num_tokens, chunk_pairs=0, num_decodes=num_decodes, context_tokens=num_decodes)
+    pace.observe(work, seconds)
 
 
 def test_nothing_is_said_before_it_was_measured() -> None:
-    pace = Pace()
+    pace = Pace(pair_rows=0.0)
     assert (pace.prefill_rate, pace.inter_token_latency_s) == (0, 0)
-    pace.observe(prefill_tokens=0, num_decodes=3, seconds=0.5)
+    observe(pace, 0.5, num_decodes=3)
     assert (pace.prefill_rate, pace.inter_token_latency_s) == (0, 0.5)
-    pace = Pace()
-    pace.observe(prefill_tokens=100, num_decodes=0, seconds=0.5)
+    pace = Pace(pair_rows=0.0)
+    observe(pace, 0.5, num_tokens=100, num_decodes=0)
     assert (pace.prefill_rate, pace.inter_token_latency_s) == (200, 0)
 
 
 def test_steps_that_take_no_time_give_no_rate() -> None:
-    pace = Pace()
-    pace.observe(prefill_tokens=100, num_decodes=1, seconds=0.0)
+    pace = Pace(pair_rows=0.0)
+    observe(pace, 0.0, num_tokens=100, num_decodes=1)
     assert (pace.prefill_rate, pace.inter_token_latency_s) == (0, 0)
 
 
@@ -44,7 +49,7 @@ def test_steps_that_take_no_time_give_no_rate() -> None:
 @pytest.mark.parametrize("tails_a_chunk", [1, 10, 30])
 def test_tails_do_not_drown_the_chunks(tails_a_chunk: int, num_decodes: int) -> None:
     """At 30 tails a chunk beside 32 decodes, tokens by seconds would be a fifth of it."""
-    pace = Pace()
+    pace = Pace(pair_rows=0.0)
     for _ in range(40):
         run(pace, 512, num_decodes)
         for _ in range(tails_a_chunk):
@@ -53,7 +58,7 @@ def test_tails_do_not_drown_the_chunks(tails_a_chunk: int, num_decodes: int) -> 
 
 
 def test_a_few_chunks_outweigh_many_tails_before_them() -> None:
-    pace = Pace()
+    pace = Pace(pair_rows=0.0)
     for _ in range(200):
         run(pace, 16, num_decodes=8)
     assert pace.prefill_rate < 0.3 * 512 / step_s(512, 8)
@@ -63,7 +68,7 @@ def test_a_few_chunks_outweigh_many_tails_before_them() -> None:
 
 
 def test_a_change_of_speed_is_followed() -> None:
-    pace, slow = Pace(), CostModel(speed=0.5)
+    pace, slow = Pace(pair_rows=0.0), CostModel(speed=0.5)
     for _ in range(100):
         run(pace, 512)
     for _ in range(3 * FORGOTTEN_TOKENS // 512):
@@ -76,10 +81,10 @@ def test_a_change_of_speed_is_followed() -> None:
 
 
 def test_inter_token_latency_is_a_mean_of_the_latest_steps() -> None:
-    pace = Pace()
-    pace.observe(prefill_tokens=0, num_decodes=1, seconds=0.010)
+    pace = Pace(pair_rows=0.0)
+    observe(pace, 0.010, num_decodes=1)
     for _ in range(100):
-        pace.observe(prefill_tokens=0, num_decodes=1, seconds=0.030)
+        observe(pace, 0.030, num_decodes=1)
     assert pace.inter_token_latency_s == pytest.approx(0.030, rel=0.01)
-    pace.observe(prefill_tokens=0, num_decodes=1, seconds=0.030 + FORGOTTEN_DECODE_STEPS * 0.001)
+    observe(pace, 0.030 + FORGOTTEN_DECODE_STEPS * 0.001, num_decodes=1)
     assert pace.inter_token_latency_s == pytest.approx(0.031, rel=0.01)

@@ -48,6 +48,29 @@ async def test_a_worker_that_drains_says_so_at_once_and_keeps_its_lease() -> Non
     assert not world.index.is_live(incarnation)
 
 
+async def test_it_says_so_with_every_renewal_as_long_as_it_drains() -> None:
+    async with publishing() as world:
+        await eventually(lambda: world.index.loads)
+        await world.publisher.drain()
+        told = len(world.index.loads)
+        assert world.index.loads[told - 1].is_draining
+        await eventually(lambda: len(world.index.loads) >= told + 2)
+        assert all(load.is_draining for load in world.index.loads[told - 1 :])
+        world.put(1, 2)
+        await world.settled()
+
+
+async def test_also_in_an_incarnation_that_it_takes_while_it_drains() -> None:
+    async with publishing() as world:
+        first = world.publisher.incarnation
+        await world.publisher.drain()
+        world.index.flush()
+        await eventually(lambda: world.publisher.incarnation != first)
+        renewals = len(world.index.loads)
+        await eventually(lambda: len(world.index.loads) > renewals)
+        assert world.index.loads[-1].is_draining
+
+
 async def test_draining_without_an_index_or_an_incarnation_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     world = World(reannounce_jitter_s=0.0)
     await world.publisher.drain()

@@ -68,6 +68,38 @@ def test_a_follower_that_runs_already_follows_too(steps: Steps) -> None:
     assert (b.cached_tokens, c.cached_tokens) == (16, 44)
 
 
+def test_a_running_prefill_takes_what_stands_in_the_pool_by_now(steps: Steps) -> None:
+    a = steps.add("a", numbers(0, 40))
+    assert steps.step() == {"a": 16}
+    taken = steps.pool.allocate(3)
+    assert taken is not None
+    table = [*a.block_table, *taken]
+    for position in range(4, 7):
+        value, content = a.block_hash(position), a.block_content(position)
+        steps.pool.register(table, position, value=value, token_ids=content, root=a.root)
+    steps.pool.release(taken)
+    assert steps.step() == {"a": 12}
+    assert (a.cached_tokens, a.prefilled_tokens, a.block_table[4:7]) == (12, 28, taken)
+
+
+def test_a_preempted_request_computes_only_what_was_evicted_of_it() -> None:
+    """Its finished blocks stay findable; the others need some of them, those it used last to the end."""
+    steps = Steps(num_blocks=12, step_tokens=32)
+    a = steps.add("a", numbers(0, 17), max_tokens=20)
+    b = steps.add("b", numbers(100, 21), max_tokens=8)
+    while not b.num_preemptions:
+        steps.step()
+    kept = sum(steps.pool.is_findable(b.block_hash(position)) for position in range(b.num_reusable_blocks))
+    assert kept >= 3
+    assert (b.block_table, steps.pool.num_in_use) == ([], len(a.block_table))
+    reached = b.num_tokens
+    steps.scheduler.finish(a)
+    assert steps.step() == {"b": reached - 4 * kept}
+    assert b.cached_tokens == 0, "what it had computed itself is no hit"
+    steps.run()
+    assert b.num_output_tokens == 8
+
+
 def test_a_follower_takes_over_when_the_first_one_ends(steps: Steps) -> None:
     a = steps.add("a", numbers(0, 40))
     b = steps.add("b", numbers(0, 40))

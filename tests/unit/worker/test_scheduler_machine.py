@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from prefixcache.routing import slices
-from prefixcache.routing.order import Order
+from prefixcache.routing.order import AGEING, Order
 from prefixcache.routing.slices import HALVING, MOST_COMPUTED, PASSING
 from tests.support.scheduler_steps import Steps, numbers
 from tests.support.seeds import seeded
@@ -155,3 +155,34 @@ def test_under_a_load_that_it_can_carry_nobody_waits_for_ever(order: Order) -> N
     longest_s = max((sequence.first_token_at or 0.0) - sequence.arrived_at for sequence in steps.ended)
     assert len(steps.ended) == names
     assert longest_s < 200.0, f"{longest_s} s to the first token"
+
+
+def test_whatever_the_load_nobody_is_passed_by_what_comes_much_later() -> None:
+    """The bound of every wait: it is over once all is computed that came until p / AGEING after the request.
+
+    p is what the request takes by itself and, where one that is cut stands before it, what that one takes. More comes
+    all the time than can be computed.
+    """
+    random = seeded("ageing")
+    longest = 1_500
+    steps = Steps(num_blocks=4_000, block_size=16, step_tokens=256, rate=RATE, checks_integrity=False)
+    arrives_at, waits_for = 0.0, list[Sequence]()
+    num_passed = 0
+    while steps.now < 150.0:
+        while arrives_at <= steps.now:
+            length = longest if random.random() < 0.1 else random.randrange(16, 200)
+            prompt = [random.randrange(1_000_000) for _ in range(length)]
+            waits_for.append(steps.add(str(arrives_at), prompt, max_tokens=1))
+            arrives_at += random.expovariate(1.2 * RATE / (0.1 * longest + 0.9 * 108))
+        if not steps.scheduler.has_work:
+            steps.now = arrives_at
+            continue
+        steps.step()
+        begun = [sequence for sequence in waits_for if sequence.started_at is not None]
+        waits_for = [sequence for sequence in waits_for if sequence.started_at is None]
+        for passed in waits_for:
+            bound_s = (passed.num_prompt_tokens + longest) / RATE / AGEING
+            for sequence in begun:
+                num_passed += sequence.arrived_at > passed.arrived_at
+                assert sequence.arrived_at <= passed.arrived_at + bound_s
+    assert num_passed > 100, "too few passed: this shows nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from worker.runner import StepShare
 from worker.sim_costs import CostModel
 
 FREE = CostModel(prefill_us=0, step_ms=0, itl_ms=0, itl_per_sequence_ms=0, itl_per_1k_context_ms=0)
+ATTENTION = replace(FREE, prefill_us_per_1k_context=50)
 
 
 def prefill(num_tokens: int, start: int = 0) -> StepShare:
@@ -31,6 +33,8 @@ def decode(context_tokens: int) -> StepShare:
         (CostModel(prefill_us=100), [prefill(512)], 0.001 + 0.0512),
         (CostModel(prefill_us=100), [prefill(300), prefill(212, start=1600)], 0.001 + 0.0512),
         (CostModel(step_ms=3, prefill_us=0), [prefill(512)], 0.003),
+        (ATTENTION, [prefill(400)], 400 * 0.2 * 50e-6),
+        (ATTENTION, [prefill(400, start=1600), prefill(100, start=160), decode(900)], (400 * 1.8 + 100 * 0.21) * 50e-6),
         (CostModel(step_ms=0, itl_ms=20, itl_per_sequence_ms=0, itl_per_1k_context_ms=0), [decode(9)], 0.020),
         (CostModel(step_ms=0, itl_ms=20, itl_per_sequence_ms=2, itl_per_1k_context_ms=0), [decode(9)] * 8, 0.036),
         (CostModel(step_ms=0, itl_ms=0, itl_per_sequence_ms=0, itl_per_1k_context_ms=5), [decode(500)] * 4, 0.010),
@@ -46,8 +50,8 @@ def test_each_term(costs: CostModel, shares: list[StepShare], step_s: float) -> 
 
 
 def test_speed_divides_everything() -> None:
-    shares = [decode(2000), prefill(400)]
-    assert CostModel(speed=8).step_s(shares) == pytest.approx(CostModel().step_s(shares) / 8)
+    shares, costs = [decode(2000), prefill(400)], CostModel(prefill_us_per_1k_context=300)
+    assert replace(costs, speed=8).step_s(shares) == pytest.approx(costs.step_s(shares) / 8)
     assert CostModel(speed=math.inf).step_s(shares) == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.packed_steps import GREEDY
-from worker.attention.step_layout import SequenceRows, StepLayout
+from worker.attention.step_layout import SequenceRows, StepLayout, padded_rows
 from worker.runner import StepShare
 
 INF = float("inf")
@@ -25,10 +25,10 @@ def test_rows_stand_side_by_side() -> None:
         ],
         block_size=4,
     )
-    assert step.token_ids.tolist() == [11, 12, 13, 21, 31, 32]
-    assert step.positions.tolist() == [0, 1, 2, 6, 3, 4]
+    assert step.token_ids.tolist()[: step.num_rows] == [11, 12, 13, 21, 31, 32]
+    assert step.positions.tolist()[: step.num_rows] == [0, 1, 2, 6, 3, 4]
     assert step.slots.tolist() == [20, 21, 22, 14, 31, 8]
-    assert step.sampled_rows.tolist() == [3, 5]
+    assert step.sampled_rows.tolist()[: step.num_samples] == [3, 5]
     assert [sequence.rows for sequence in step.sequences] == [slice(0, 3), slice(3, 4), slice(4, 6)]
     assert [sequence.end for sequence in step.sequences] == [3, 7, 5]
     assert [sequence.blocks.tolist() for sequence in step.sequences] == [[5], [0, 3], [7, 2]]
@@ -70,16 +70,35 @@ def test_keys_in_sight_of_a_window(
     assert rows.masks_by_causality_alone(window) is causal_alone
 
 
-def test_masks_hide_what_comes_later_and_what_left_the_window() -> None:
+def test_rows_and_samples_are_padded_to_few_sizes() -> None:
+    """A row of nobody has no slot and belongs to no sequence."""
+    share = StepShare(token_ids=[7] * 9, start=3, block_table=(0, 1, 2), sample=GREEDY)
+    step = StepLayout.pack([share], block_size=4)
+    assert step.num_rows == len(step.slots) == 9
+    assert step.token_ids.tolist() == [7] * 9 + [0] * 7
+    assert step.positions.tolist() == [*range(3, 12), *[0] * 7]
+    assert (step.sampled_rows.tolist(), step.num_samples) == ([8, 0, 0, 0], 1)
+
+
+def test_no_row_stands_alone_and_sizes_are_few() -> None:
+    sizes = [padded_rows(count) for count in range(513)]
+    assert sizes[0] == 0
+    assert min(sizes[1:]) == 4
+    assert all(count <= size < count + 16 for count, size in enumerate(sizes))
+    assert len(set(sizes)) == 35
+
+
+def test_hidden_is_what_comes_later_and_what_left_the_window() -> None:
     share = StepShare(token_ids=[1, 2, 3], start=3, block_table=(0, 1), sample=None)
     step = StepLayout.pack([share], block_size=4)
-    sequence = step.sequences[0]
-    assert step.mask(sequence, None, torch.float32).tolist() == [
+    assert step.hidden(3, 2, 0, 6, None).tolist() == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1]]
+    assert step.hidden(3, 2, 2, 6, 2).tolist() == [[0, 0, 1, 1], [1, 0, 0, 1]]  # keys 2 to 5
+    assert step.mask(3, 3, None, torch.float32).tolist() == [
         [0, 0, 0, 0, -INF, -INF],
         [0, 0, 0, 0, 0, -INF],
         [0, 0, 0, 0, 0, 0],
     ]
-    assert step.mask(sequence, 2, torch.bfloat16).tolist() == [  # keys 2 to 5
+    assert step.mask(1, 3, 2, torch.bfloat16).tolist() == [
         [0, 0, -INF, -INF],
         [-INF, 0, 0, -INF],
         [-INF, -INF, 0, 0],
@@ -87,11 +106,12 @@ def test_masks_hide_what_comes_later_and_what_left_the_window() -> None:
 
 
 def test_layers_share_a_mask() -> None:
+    """So do sequences of which as many keys are seen."""
     share = StepShare(token_ids=[1, 2], start=3, block_table=(0, 1), sample=None)
     step = StepLayout.pack([share, share], block_size=4)
-    first, second = step.sequences
-    mask = step.mask(first, None, torch.float32)
-    assert step.mask(first, None, torch.float32) is mask
-    assert step.mask(second, None, torch.float32) is not mask
-    assert step.mask(first, 4, torch.float32) is not mask
-    assert step.mask(first, None, torch.bfloat16).dtype == torch.bfloat16
+    mask, hidden = step.mask(3, 2, None, torch.float32), step.hidden(3, 2, 0, 5, None)
+    assert step.mask(3, 2, None, torch.float32) is mask
+    assert step.hidden(3, 2, 0, 5, None) is hidden
+    assert step.mask(3, 2, 4, torch.float32) is not mask
+    assert step.hidden(2, 2, 0, 5, None) is not hidden
+    assert step.mask(3, 2, None, torch.bfloat16).dtype == torch.bfloat16

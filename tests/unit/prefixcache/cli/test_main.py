@@ -18,7 +18,7 @@ from prefixcache.errors import ConfigError
 
 def test_lists_its_subcommands_and_version() -> None:
     runner = CliRunner()
-    assert set(cli.commands) == {"up", "proxy", "worker", "simulate"}
+    assert set(cli.commands) == {"up", "proxy", "worker", "simulate", "plan"}
     assert __version__ in runner.invoke(cli, ["--version"]).output
 
 

@@ -24,6 +24,7 @@ from worker.block_pool import BlockPool
 from worker.runner import RunnerLimits
 from worker.scheduler import Scheduler
 from worker.sequence import Sequence as Generating
+from worker.step_costs import ChunkCost
 from worker.step_plan import StepPlan
 
 KV_BLOCK = 64
@@ -56,7 +57,11 @@ class RealWorker:
                 self.now = max(self.now, waiting[0][1].arrival_s)
             while waiting and waiting[0][1].arrival_s <= self.now:
                 self._add(*waiting.pop(0))
-            plan = self.scheduler.schedule(now=self.now, prefill_rate=self.rate.tokens_per_s)
+            plan = self.scheduler.schedule(
+                now=self.now,
+                prefill_rate=self.rate.tokens_per_s,
+                chunk_cost=ChunkCost(token_s=self.costs.prefill_us / 1e6 / self.costs.speed, pair_s=0.0),
+            )
             assert plan.shares
             self._compute(plan)
 
@@ -78,10 +83,10 @@ class RealWorker:
         self.scheduler.add(Generating("proxy", asked, self.limits, arrived_at=request.arrival_s))
 
     def _compute(self, plan: StepPlan) -> None:
-        contexts = [share.sequence.num_computed_tokens + 1 for share in plan.shares if share.num_tokens == 1]
-        step_s = self.costs.cost_s(plan.chunk_tokens, len(contexts), sum(contexts))
+        work = plan.work()
+        step_s = self.costs.cost_s(work.chunk_tokens, work.num_decodes, work.context_tokens)
         self.now += step_s
-        self.rate.observe(tokens=plan.chunk_tokens, seconds=step_s)
+        self.rate.observe(tokens=work.chunk_tokens, seconds=step_s)
         for share in plan.shares:
             sequence = share.sequence
             draws = share.num_tokens == sequence.num_uncomputed_tokens
