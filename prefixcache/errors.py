@@ -19,7 +19,7 @@ PrefixCacheError
 │   └── MalformedFrame        (protocol.py) one frame has wrong content; only its request fails
 ├── IndexUnavailable          Redis did not answer in time or at all; go on without a prediction
 ├── IntegrityError            a structure is not what its invariants say: a bug, raised by check_integrity()
-├── ChildEnded                (cli/stack.py) a child of `prefixcache up` ended unasked; the stack is stopped
+├── ChildEnded                (cli/stack.py) a child of `prefixcache up` ended and is given up; the stack is stopped
 └── ConfigError               a setting or a file is wrong; the program does not start
     └── UnsupportedAttention  (worker) the model's attention cannot be computed here
 """

@@ -96,11 +96,19 @@ MAX_MATCH_BLOCKS = 16_384
 # --- worker engine ----------------------------------------------------------------------------------------
 MAX_STEP_TOKENS = 512
 """Tokens computed in one engine step: decodes first, prefill chunks take the rest."""
+MAX_STEP_S = 0.5
+"""What prefill chunks add to a step at most while decodes wait for it. Measured with the demo model on one core: about
+what a full chunk takes at the head of a prompt, so that only deeper ones are cut. Beside a prompt of 7,500 tokens the
+longest gap in an answer falls from 4.3 s to 0.8 s, and the prompt takes up to 1.4 times as long. A GPU never gets
+there."""
 MAX_RUNNING_REQUESTS = 256
 """Below MAX_STEP_TOKENS by far, so that decodes never starve the oldest prefill."""
 MAX_WAITING_REQUESTS = 1_024
 ENGINE_STOP_TIMEOUT_S = 3.0
 """A worker that ends waits this long for its current step."""
+DRAIN_TIMEOUT_S = 30.0
+"""A program that is told to end finishes what it has for at most so long: most answers, and the patience that
+orchestrators have by default."""
 CLOSE_TIMEOUT_S = 1.0
 """Time for the last frames to reach their peers when a worker ends."""
 INDEX_RETRY_S = 0.25
@@ -134,17 +142,29 @@ TOKENIZER_FETCH_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MOST_S = 2.0
-WORKER_SILENCE_S = 10.0
-"""A worker that sends no frame at all for this long (20 beats) is taken for lost and its stream is cut."""
-WORKER_SUSPECT_S = 2.0
-"""After four missing beats a worker gets no further request as long as another one may take it."""
-WORKER_STUCK_S = 30.0
-"""Nor does one get any whose step takes this long; the longest honest step is a chunk on a slow CPU."""
+WORKER_SILENCE_S = 2.0
+"""A worker that sends no frame at all for this long (four beats) hangs: its stream is cut, and what it had goes on
+elsewhere. It costs one that was merely late no more than to compute that again."""
+WORKER_SUSPECT_S = 1.25
+"""After two missing beats a worker gets no further request as long as another one may take it."""
+WORKER_STUCK_LEAST_S = 5.0
+WORKER_STUCK_CHUNKS = 10.0
+"""So does one that beats and has work, but makes no step for the longer of the time above and of so many full chunks at
+its prefill rate ..."""
+WORKER_STUCK_UNKNOWN_S = 120.0
+"""... or of this time, while it prefills and has not measured its rate: the first chunk of a large model on a few cores
+is honest work."""
+WORKER_FAULTS = 3
+"""So many faults in a row, and a worker is passed over as long as there is another one, but for one request at a time."""
+WORKER_TRIAL_FIRST_S = 1.0
+WORKER_TRIAL_MOST_S = 30.0
+"""Before that request, doubled from the first to the most with each one that fails."""
 END_WAIT_S = 1.0
 """Wait for a worker's last word after an abort on a stop string; the usage in it is the true one."""
 SECRET_READ_S = 5.0
 MAX_MOVES = 3
-"""A request that was given to an idle worker so often waits where it is."""
+"""A request that was given to an idle worker so often waits where it is; one that so many workers failed and a further
+one fails, too, is given up: it may be what breaks them."""
 MAX_STEAL_CANDIDATES = 64
 """Requests with the most ahead of them that are looked at for an idle worker: some 20 us each."""
 HELD_POLL_S = 0.05
@@ -205,10 +225,8 @@ CORS_MAX_AGE_S = 600
 """How long a browser may remember what a preflight allowed."""
 CLIENT_DRAIN_S = 30.0
 """Wait for a client to read the end of a finished stream."""
-SHUTDOWN_GRACE_S = 3.0
-"""Requests in flight may run this long after SIGTERM; then they are told that the proxy is shutting down."""
 SHUTDOWN_CLOSE_S = 1.0
-"""Wait for those last words to be written. Together well below the patience of `prefixcache up`."""
+"""A proxy that ends waits so long for its last words to be written."""
 RETRY_AFTER_S = 1
 SAME_WARNING_S = 10.0
 """A warning that repeats is logged once in this time."""

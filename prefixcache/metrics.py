@@ -96,6 +96,12 @@ class ProxyMetrics:
             "Waiting requests asked back for an idle worker: moved there, stayed as they had started, left or failed",
             ("outcome",),
         )
+        self.continuations = counter(
+            "continuations",
+            "Generations that lost their worker: moved to another one at once, waited for one, whole already, left by "
+            "their client meanwhile, or failed",
+            ("outcome",),
+        )
         self.num_requests_held = gauge("num_requests_held", "Requests that wait for a worker to be there")
         self.held_requests = counter(
             "held_requests",
@@ -107,6 +113,11 @@ class ProxyMetrics:
         )
         self.num_requests_running = gauge(
             "num_requests_running", "Requests of this proxy started on the worker", ("worker",)
+        )
+        self.worker_breaker_open = gauge(
+            "worker_breaker_open",
+            "1 if the worker failed requests in a row, or hung: another one is asked first, but for a trial now and then",
+            ("worker",),
         )
         self.workers_ready = gauge("workers_ready", "Workers connected and ready", ("model",))
         self.engine_up = gauge("engine_up", "1 if the engine answers; 0: it gets no request", ("engine",))
@@ -161,6 +172,12 @@ class WorkerMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of started requests")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens whose KV was reused")
         self.generation_tokens = counter("generation_tokens", "Output tokens")
+        self.prefill_tokens = counter("prefill_tokens", "Tokens computed in prefill chunks")
+        self.prefill_seconds = counter(
+            "prefill_seconds", "Time that prefill chunks took; of a step with decodes beside them, their part of it"
+        )
+        self.decode_tokens = counter("decode_tokens", "Tokens drawn without a prefill chunk: one a sequence and step")
+        self.decode_seconds = counter("decode_seconds", "Time that these took, likewise")
         self.preemptions = counter("preemptions", "Requests that lost their blocks and began again")
         self.evictions = counter("evicted_blocks", "KV blocks that lost their content")
         self.published_hashes = counter("published_hashes", "Claims written to the index", ("change",))

@@ -30,7 +30,7 @@ from prefixcache.errors import ProtocolError
 from prefixcache.limits import MAX_FRAME_BYTES
 
 MAJOR = 1
-MINOR = 2
+MINOR = 3
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
@@ -204,6 +204,8 @@ class Beat(Frame, frozen=True, kw_only=True, tag="beat"):
     waiting: int
     prefilling: int = 0
     """Of those that run: without a first token. Absent from version 1.1 and older."""
+    draining: bool = False
+    """The worker finishes what it has and takes nothing new. Version 1.2 and older tell it by a `fail` alone."""
 
 
 ProxyFrame = Hello | Prove | Generate | Abort

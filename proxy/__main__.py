@@ -17,12 +17,12 @@ import uvloop
 from prefixcache.config import FiniteRange, secret_option, settings_command, worker_token_option
 from prefixcache.errors import ConfigError
 from prefixcache.index.keys import DEFAULT_KEY_PREFIX
-from prefixcache.limits import CONNECT_TIMEOUT_S, ENGINE_GAP_S
+from prefixcache.limits import CONNECT_TIMEOUT_S, DRAIN_TIMEOUT_S, ENGINE_GAP_S
 from prefixcache.local_store import LocalStore
 from prefixcache.routing.policies import DEFAULT_POLICY, POLICIES
 from prefixcache.store import RedisStore
 from prefixcache.worker_token import check_token
-from proxy.app import AppParts, create_app
+from proxy.app import DEPARTURE, AppParts, create_app
 from proxy.config import DEFAULT_HOST, DEFAULT_PORT, DEFAULT_REDIS_URL, ProxySettings
 from proxy.cors import check_origins
 from proxy.engines.engine_place import read_engine_places
@@ -43,18 +43,21 @@ async def run(settings: ProxySettings) -> None:
         policy=POLICIES[settings.policy](random.Random()),
         secret=settings.secret,
         worker_token=settings.worker_token,
+        drain_delay_s=settings.drain_delay_s,
+        drain_s=settings.drain_s,
         cors_origins=settings.cors_origins,
         engines=settings.engines,
     )
     check_origins(settings.cors_origins)
     read_engine_places(settings.engines.urls)
-    stop = asyncio.Event()
+    app = create_app(parts)
+    departure = app[DEPARTURE]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    async with serving(create_app(parts), host=settings.host, port=settings.port) as url:
+        loop.add_signal_handler(number, departure.tell)
+    async with serving(app, departure, host=settings.host, port=settings.port) as url:
         _logger.info("listening %s", url)
-        await stop.wait()
+        await departure.told()
         _logger.info("stopping")
 
 
@@ -136,6 +139,20 @@ def _open_store(settings: ProxySettings) -> AbstractAsyncContextManager[Store]:
 )
 @worker_token_option
 @click.option(
+    "--drain-delay",
+    default=0.0,
+    metavar="SECONDS",
+    type=FiniteRange(min=0),
+    help="Once told to end, seconds between the turn of /ready and the first refusal: until the balancer has looked.",
+)
+@click.option(
+    "--drain-timeout",
+    default=DRAIN_TIMEOUT_S,
+    metavar="SECONDS",
+    type=FiniteRange(min=0),
+    help="Seconds for the requests in hand from then on; those that take longer are told. 0: at once.",
+)
+@click.option(
     "--cors-origin",
     multiple=True,
     help="Origin whose pages may call this proxy from a browser, as https://chat.example.org; * for any. Repeatable.",
@@ -156,6 +173,8 @@ def main(
     key_prefix: str,
     secret: str | None,
     worker_token: str | None,
+    drain_delay: float,
+    drain_timeout: float,
     cors_origin: tuple[str, ...],
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
@@ -168,6 +187,8 @@ def main(
             key_prefix=key_prefix,
             secret=os.fsencode(secret) if secret else None,
             worker_token=check_token(worker_token),
+            drain_delay_s=drain_delay,
+            drain_s=drain_timeout,
             cors_origins=cors_origin,
             engines=EngineSettings(
                 urls=engine,

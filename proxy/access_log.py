@@ -20,7 +20,8 @@ CLIENT_CLOSED_REQUEST = 499
 
 _SANE_REQUEST_ID = re.compile(rf"[\x20-\x7e]{{1,{MAX_REQUEST_ID_CHARS}}}")
 _MAX_PATH_CHARS = 200
-_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""What probes ask, again and again."""
 _logger = logging.getLogger(__name__)
 
 
@@ -42,8 +43,15 @@ class AccessRecord:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
+    """By own workers in prefills: with `cached_tokens` all of the prompt, more where something had to be repeated."""
     completion_tokens: int = 0
     ttft_s: float | None = None
+    queue_s: float | None = None
+    """Of its generations on own workers the longest, likewise the next two."""
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    preemptions: int = 0
 
 
 ACCESS_RECORD = web.RequestKey("access_record", AccessRecord)
@@ -86,14 +94,14 @@ def access_middleware(metrics: ProxyMetrics) -> Middleware:
 def _log(request: web.Request, record: AccessRecord) -> None:
     # The path as it was sent: a decoded one could hold a line break.
     path = request.rel_url.raw_path
-    level = logging.DEBUG if path in _QUIET_PATHS else logging.INFO
+    level = logging.DEBUG if path in QUIET_PATHS else logging.INFO
     if not _logger.isEnabledFor(level):
         return
     total_ms = (time.perf_counter() - record.received_at) * 1e3
-    ttft_ms = f"{record.ttft_s * 1e3:.1f}" if record.ttft_s is not None else "-"
     _logger.log(
         level,
-        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d completion=%d ttft_ms=%s total_ms=%.1f error=%s id=%s",
+        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d computed=%d completion=%d ttft_ms=%s queue_ms=%s "
+        "prefill_ms=%s decode_ms=%s preempted=%d total_ms=%.1f error=%s id=%s",
         request.method,
         path[:_MAX_PATH_CHARS],
         record.status,
@@ -102,9 +110,15 @@ def _log(request: web.Request, record: AccessRecord) -> None:
         record.prompt_tokens,
         record.hit_tokens,
         record.cached_tokens,
+        record.computed_tokens,
         record.completion_tokens,
-        ttft_ms,
+        *(_in_ms(seconds) for seconds in (record.ttft_s, record.queue_s, record.prefill_s, record.decode_s)),
+        record.preemptions,
         total_ms,
         record.error_code or "-",
         record.request_id,
     )
+
+
+def _in_ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from prefixcache.errors import NoWorkerReady, PrefixCacheError, Unavailable
+from prefixcache.errors import NoWorkerReady, PrefixCacheError
 from prefixcache.hashing import engine_namespace
 from prefixcache.keeper import Keeper
-from prefixcache.limits import HELD_DOWN_S, MAX_BODY_BYTES, SHUTDOWN_GRACE_S, TOKENIZE_THREADS
+from prefixcache.limits import DRAIN_TIMEOUT_S, HELD_DOWN_S, MAX_BODY_BYTES, TOKENIZE_THREADS
 from prefixcache.load import new_proxy_id
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.rendering.engine_prompt import EnginePrompts
@@ -27,6 +27,7 @@ from prefixcache.routing.base import Policy
 from proxy.access_log import access_middleware
 from proxy.cache_stats import CacheStats
 from proxy.cors import cors_middleware, cors_signal
+from proxy.departure import Departure, shutting_down
 from proxy.destination import Destinations
 from proxy.dispatch import Dispatch
 from proxy.engines.engine_families import EngineFamilies
@@ -71,11 +72,15 @@ class AppParts:
     """Whether the store is one that proxies share."""
     held_s: float = HELD_DOWN_S
     """Patience of a request for a known model while none of its own workers is ready."""
+    drain_delay_s: float = 0.0
+    drain_s: float = DRAIN_TIMEOUT_S
+    """Of its departure: between the turn of /ready and the first refusal, and for what is in hand from then on."""
     cors_origins: Collection[str] = ()
     """Origins whose pages may call this proxy; none is told anything if there are none."""
 
 
 PARTS = web.AppKey("parts", AppParts)
+DEPARTURE = web.AppKey("departure", Departure)
 BOOKS = web.AppKey("books", Books)
 LOG = web.AppKey("log", QuietLog)
 PROXY_ID = web.AppKey("proxy_id", str)
@@ -99,17 +104,20 @@ REPORTS = web.AppKey("reports", ReportHandlers)
 def create_app(parts: AppParts) -> web.Application:
     """Starts nothing: its resources are opened when a runner sets it up."""
     metrics = ProxyMetrics()
-    middlewares = [access_middleware(metrics), error_middleware]
+    departure = Departure(delay_s=parts.drain_delay_s, grace_s=parts.drain_s)
+    middlewares = [access_middleware(metrics), error_middleware, departure.middleware()]
     if parts.cors_origins:
         middlewares.append(cors_middleware(parts.cors_origins))
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
     if parts.cors_origins:
         app.on_response_prepare.append(cors_signal(parts.cors_origins))
+    app.on_response_prepare.append(departure.close_connection)
     app[PARTS] = parts
+    app[DEPARTURE] = departure
     app[BOOKS] = Books(metrics=metrics, stats=CacheStats())
     app[LOG] = QuietLog(logging.getLogger("proxy"))
     app[PROXY_ID] = new_proxy_id()
-    app.on_shutdown.append(_drain)
+    app.on_shutdown.append(_tell_those_in_hand)
     app.cleanup_ctx.extend([_store, _keeper, _executor, _tokenizers, _secret, _fleet, _engines, _loads, _handlers])
     app.add_routes(
         [
@@ -141,17 +149,12 @@ def _calls(
     return handle
 
 
-async def _drain(app: web.Application) -> None:
-    """No connection is accepted any more; the handlers still run."""
-    try:
-        async with asyncio.timeout(SHUTDOWN_GRACE_S):
-            await app[GENERATION].idle()
-            await app[ENGINE_HANDLER].idle()
-    except TimeoutError:
-        error = Unavailable("the proxy is shutting down, try again")
-        app[HELD].turn_away(error)
-        app[FLEET].fail_all(error)
-        await app[ENGINES].fail_all()
+async def _tell_those_in_hand(app: web.Application) -> None:
+    """The proxy has taken leave; what handlers still run has had its time."""
+    error = shutting_down()
+    app[HELD].turn_away(error)
+    app[FLEET].fail_all(error)
+    await app[ENGINES].fail_all()
 
 
 async def _store(app: web.Application) -> AsyncIterator[None]:
@@ -212,6 +215,7 @@ async def _engines(app: web.Application) -> AsyncIterator[None]:
 
 async def _loads(app: web.Application) -> AsyncIterator[None]:
     app[LOADS] = LoadTable(app[STORE], Destinations(app[FLEET], app[ENGINES]), app[PROXY_ID], app[LOG])
+    app[FLEET].measured_rate = app[LOADS].prefill_rate
     async with _running(app[LOADS].run()):
         yield
 
@@ -259,7 +263,9 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         engines=app[ENGINE_HANDLER] if engines.links else None,
         threads=reader,
     )
-    app[HEALTH] = HealthHandlers(app[STORE], app[FLEET], engines, app[LOADS], has_redis=app[PARTS].has_redis)
+    app[HEALTH] = HealthHandlers(
+        app[STORE], app[FLEET], engines, app[LOADS], app[DEPARTURE], has_redis=app[PARTS].has_redis
+    )
     app[REPORTS] = ReportHandlers(served, books.metrics, books.stats)
     yield
 

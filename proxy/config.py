@@ -25,5 +25,7 @@ class ProxySettings:
     secret: bytes | None = None
     """Deployment secret; None takes the one in Redis, or makes one."""
     worker_token: bytes | None = field(default=None, repr=False)
+    drain_delay_s: float
+    drain_s: float
     cors_origins: tuple[str, ...] = ()
     engines: EngineSettings = field(default_factory=EngineSettings)

@@ -180,14 +180,14 @@ class Exchange:
             headers["x-prefixcache-worker"] = self._record.worker
             headers["x-prefixcache-hit-tokens"] = str(self._record.hit_tokens)
             headers["x-prefixcache-reason"] = joined_names(
-                choices[0].placement.decision.reason for choices in self._prompts
+                choices[0].begun.decision.reason for choices in self._prompts
             )
         return headers
 
     def _note_places(self) -> None:
-        """Where its generations are by now; of the choices of a prompt, the first one speaks for its hits."""
-        self._record.worker = joined_names(each.placement.link.worker_id for each in self._all_whereabouts())
-        self._record.hit_tokens = sum(choices[0].placement.decision.hit_tokens for choices in self._prompts)
+        """Where its generations began, or are by now; of the choices of a prompt, the first speaks for its hits."""
+        self._record.worker = joined_names(each.begun.link.worker_id for each in self._all_whereabouts())
+        self._record.hit_tokens = sum(choices[0].begun.decision.hit_tokens for choices in self._prompts)
 
     def _all_whereabouts(self) -> Sequence[Whereabouts]:
         return [whereabouts for choices in self._prompts for whereabouts in choices]
@@ -219,14 +219,19 @@ class Exchange:
         record.completion_tokens = output_tokens = sum(member.output_tokens for member in group.members)
         metrics.prompt_tokens.labels(model).inc(record.prompt_tokens)
         metrics.cached_tokens.labels(model).inc(cached_tokens)
-        predicted = sum(choices[0].placement.index_hit_tokens for choices in self._prompts)
+        predicted = sum(choices[0].begun.index_hit_tokens for choices in self._prompts)
         metrics.predicted_hit_tokens.labels(model).inc(predicted)
         metrics.generation_tokens.labels(model).inc(output_tokens)
-        for usage in (member.usage for member in group.members):
-            if usage is not None:
-                metrics.request_queue_time.labels(model).observe(usage.queue_s)
-                metrics.request_prefill_time.labels(model).observe(usage.prefill_s)
-                metrics.request_decode_time.labels(model).observe(usage.decode_s)
+        usages = [member.usage for member in group.members if member.usage is not None]
+        for usage in usages:
+            metrics.request_queue_time.labels(model).observe(usage.queue_s)
+            metrics.request_prefill_time.labels(model).observe(usage.prefill_s)
+            metrics.request_decode_time.labels(model).observe(usage.decode_s)
+        record.computed_tokens = sum(usage.computed_tokens for usage in usages)
+        record.preemptions = sum(usage.preemptions for usage in usages)
+        record.queue_s = max((usage.queue_s for usage in usages), default=None)
+        record.prefill_s = max((usage.prefill_s for usage in usages), default=None)
+        record.decode_s = max((usage.decode_s for usage in usages), default=None)
         metrics.e2e_request_latency.labels(model).observe(time.perf_counter() - record.received_at)
         self._books.stats.record(model, prompt_tokens=record.prompt_tokens, cached_tokens=cached_tokens)
         return completion_usage(

@@ -55,6 +55,8 @@ class Fleet:
         """When a registered worker was last seen to serve each name."""
         self.on_idle: Callable[[WorkerLink], None] = lambda _: None
         """Called with each beat of a worker that owes nobody a first token."""
+        self.measured_rate: Callable[[WorkerLink], float | None] = lambda _: None
+        """Tokens a second that a worker prefills, None while nobody knows."""
         self.registry_read_at: float | None = None
         """Monotonic time of the last answer of the registry."""
         self.registry_reachable = False
@@ -111,10 +113,21 @@ class Fleet:
             _logger.warning("workers of %d namespaces serve %s: using %s", len(namespaces), name[:100], namespace)
         return self._model_of(next(link for link in ready if link.record.namespace == namespace))
 
-    def ready_links(self, namespace: str) -> Sequence[WorkerLink]:
-        """Those to choose from: without the silent ones, unless all are silent (then it may be us who is late)."""
-        ready = [link for link in self._links.values() if link.ready and link.record.namespace == namespace]
-        return [link for link in ready if not link.is_silent] or ready
+    def ready_links(
+        self, namespace: str, *, besides: Callable[[WorkerLink], bool] = lambda _: False
+    ) -> Sequence[WorkerLink]:
+        """Those to choose from, none of those `besides`.
+
+        Without those that failed lately, unless all have, and without the silent ones, unless all are silent (then it
+        may be us who is late).
+        """
+        ready = [
+            link
+            for link in self._links.values()
+            if link.ready and link.record.namespace == namespace and not besides(link)
+        ]
+        awake = [link for link in ready if not link.is_silent]
+        return [link for link in awake if not link.is_set_aside] or awake or ready
 
     def max_model_len(self, namespace: str) -> int:
         """The longest context among the ready workers of a namespace."""
@@ -195,12 +208,18 @@ class Fleet:
     def _add(self, record: WorkerRecord) -> None:
         worker_id = record.worker_id
         link = WorkerLink(
-            record, self._tokenizers, self._log, self._worker_token, on_idle=lambda link: self.on_idle(link)
+            record,
+            self._tokenizers,
+            self._log,
+            self._worker_token,
+            on_idle=lambda link: self.on_idle(link),
+            measured_rate=lambda link: self.measured_rate(link),
         )
         self._links[worker_id] = link
         self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
         self._metrics.num_requests_waiting.labels(worker_id).set_function(lambda: link.own_waiting)
         self._metrics.num_requests_running.labels(worker_id).set_function(lambda: link.own_running)
+        self._metrics.worker_breaker_open.labels(worker_id).set_function(lambda: link.breaker.is_open)
         model = main_name(record)
         if model not in self._counted_models:
             self._counted_models.add(model)
@@ -215,6 +234,7 @@ class Fleet:
         await asyncio.gather(task, return_exceptions=True)
         self._metrics.num_requests_waiting.remove(worker_id)
         self._metrics.num_requests_running.remove(worker_id)
+        self._metrics.worker_breaker_open.remove(worker_id)
         _logger.info("worker %s left", worker_id)
 
     def _num_ready_of(self, model: str) -> int:

@@ -1,11 +1,13 @@
 """One generation on its worker: token ids in, text out, and the account of what it cost.
 
     sent ──first token──> text ──stop string──> abort sent ──end, or END_WAIT_S──┐
-      │                    └───────────────────end──────────────────────────────> done (finish_reason)
-      └── fail, or the stream is lost ──────────────────────────────────────────> done (error)
+    ▲ │                    │ └─────────────────end──────────────────────────────> done (finish_reason)
+    │ └── refused, failed, lost with its worker ──nobody takes it in time───────> done (error)
+    └───────── elsewhere ──┘ at once, or after a wait
 
-Before its first token it may go elsewhere: where its worker refuses it as one that is overloaded or drains, and where
-it is asked back for an idle worker. What crosses decides: once it has started it stays.
+What its worker refuses as one that is overloaded or drains, and what a worker fails or is lost with, goes on elsewhere,
+with all ids that came: text, stop strings and log probabilities go on in the same objects, and nobody sees a seam. What
+is asked back for an idle worker goes there, and there what crosses decides: once it has started it stays.
 
 `async with` owns it: whatever ends the scope before `done`, a client that left included, aborts it at the worker.
 """
@@ -15,12 +17,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from prefixcache.errors import Draining, Overloaded, PrefixCacheError, WorkerFault
-from prefixcache.limits import END_WAIT_S
+from prefixcache.errors import Draining, NoWorkerReady, Overloaded, PrefixCacheError, WorkerFault
+from prefixcache.limits import END_WAIT_S, MAX_MOVES
 from prefixcache.protocol import End, StepEntry, TokenLogprobs, Usage
 from prefixcache.rendering.detokenizer import Detokenizer
 from prefixcache.rendering.stop_strings import StopScanner
@@ -31,6 +32,9 @@ from proxy.worker_link import WorkerLink
 
 MoveOutcome = Literal["moved", "stayed", "left", "failed"]
 """stayed: it has started meanwhile. left: the client has. failed: it could be sent to nobody, or has ended."""
+
+Continuation = Literal["moved", "waited", "whole", "left", "failed"]
+"""What became of a generation whose worker failed it: waited for another one, or had all its tokens already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +69,23 @@ class Generation:
         self._movable = movable if movable is not None else set()
         self._move: _Move | None = None
         """To be made once its worker has given it back."""
+        self._held: asyncio.Future[None] | None = None
+        """While it waits for a worker."""
+        self._awaits_token = True
+        """From where it is."""
         self._stop_token_ids: frozenset[int] = frozenset()
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stop_strings) if stop_strings else None
         self._scored = scored
         self._on_text = on_text
         self._on_tokens = on_tokens
-        self._num_received = 0
         self._num_chars = 0
         self._ended = False
         self._end_timer: asyncio.TimerHandle | None = None
         self.first: asyncio.Future[None] = self._loop.create_future()
         """Set once a token came or the request is done: from here on an answer is certain."""
+        self.siblings: Sequence[Generation] = ()
+        """All that answer the same request, if there are others."""
         self.done: asyncio.Future[None] = self._loop.create_future()
         self.error: Exception | None = None
         self.finish_reason: FinishReason | None = None
@@ -103,6 +112,11 @@ class Generation:
         if self._end_timer is not None:
             self._end_timer.cancel()
         self._settle_move("left")
+        self.siblings = ()
+        held, self._held = self._held, None
+        if held is not None:
+            held.cancel()
+            self.whereabouts.count("left")
         self.whereabouts.choice.gone()
         if not self._ended:
             self._abort(forget=True)
@@ -119,26 +133,29 @@ class Generation:
 
     def on_started(self, cached_tokens: int) -> None:
         self._settle_move("stayed")
-        self.cached_tokens = cached_tokens
+        if not self.whereabouts.output:
+            self.cached_tokens = cached_tokens
         self.whereabouts.choice.started()
 
     def on_tokens(self, entry: StepEntry) -> None:
         if self.finish_reason is not None:
             return
+        output = self.whereabouts.output
         index, ids, logprobs = entry.index, entry.ids, entry.logprobs
-        if index > self._num_received:
-            raise WorkerFault(f"the worker skipped output tokens {self._num_received} to {index - 1}")
+        if index > len(output):
+            raise WorkerFault(f"the worker skipped output tokens {len(output)} to {index - 1}")
         if self._scored is not None and (logprobs is None or len(logprobs) != len(ids)):
             raise WorkerFault("the worker sent tokens without their log probabilities")
-        num_known = self._num_received - index
+        num_before = len(output)
+        num_known = num_before - index
         ids = ids[num_known:]
         if not ids:
             return
-        num_before = self._num_received
-        if not num_before:
+        if self._awaits_token:
+            self._awaits_token = False
             self._settle_move("stayed")
-            self.whereabouts.choice.first_token()
-        self._num_received += len(ids)
+            self.whereabouts.first_token()
+        output.extend(ids)
         self._on_tokens(len(ids))
         if ids[-1] in self._stop_token_ids:
             ids = ids[:-1]
@@ -153,52 +170,119 @@ class Generation:
         if self._move is not None and end.reason == "aborted":
             self._make_move()
             return
-        self._ended = True
-        self.usage = end.usage
-        self.cached_tokens = end.usage.cached_tokens
-        if self.finish_reason is None:
-            if end.reason == "aborted":
-                raise WorkerFault("the worker ended the request before its answer was complete")
-            self.output_tokens = end.usage.output_tokens
-            self.finish_reason = end.reason
-            if self._flush():
-                self.finish_reason = "stop"
-        self._finish()
+        if self.finish_reason is None and end.reason == "aborted":
+            raise WorkerFault("the worker ended the request before its answer was complete")
+        num_brought = self.whereabouts.num_brought_tokens
+        if not num_brought:
+            # Of one that was continued, no worker can account for the whole.
+            self.usage = end.usage
+            self.cached_tokens = end.usage.cached_tokens
+        if self.finish_reason is not None or end.reason == "aborted":
+            self._ended = True
+            self._finish()
+        else:
+            self._complete(end.reason, num_brought + end.usage.output_tokens)
 
     def on_fail(self, error: Exception) -> None:
-        if self._move is not None and isinstance(error, Overloaded | Draining | WorkerFault):
-            self._make_move()
-        elif isinstance(error, Overloaded | Draining) and not self._num_received:
-            self._send_again(partial(self.whereabouts.send_elsewhere, self, error))
-        else:
+        """Whatever its worker did wrong, or not at all, another one may do; a text that is whole needs nobody."""
+        if self.finish_reason is not None or not isinstance(error, Overloaded | Draining | WorkerFault):
             self._fail(error)
+            return
+        reason = self._reached_end()
+        self.whereabouts.failed(error)
+        if reason is not None:
+            self._tell("whole", "nothing is left to be generated")
+            self._complete(reason, len(self.whereabouts.output))
+        elif self._move is not None:
+            if self._make_move():
+                self._tell_where("moved")
+        elif self.whereabouts.num_faults > MAX_MOVES:
+            self._tell("failed", f"given up, as {self.whereabouts.num_faults} workers failed it")
+            self._fail(error)
+        else:
+            self._go_elsewhere("moved")
 
     def _was_sent(self) -> None:
-        """For the first time, or again after nothing came of it elsewhere."""
-        self.cached_tokens = None
+        """For the first time, or again."""
+        if not self.whereabouts.output:
+            self.cached_tokens = None
+        self._awaits_token = True
         self._stop_token_ids = frozenset(self.whereabouts.sent[1].stop_token_ids)
         if self.whereabouts.is_movable:
             self._movable.add(self)
         else:
             self._movable.discard(self)
 
-    def _send_again(self, send: Callable[[], None]) -> bool:
+    def _go_elsewhere(self, outcome: Literal["moved", "waited"]) -> None:
         try:
-            send()
+            self.whereabouts.send_elsewhere(self)
         except PrefixCacheError as error:
-            self._fail(error)
-            return False
+            self._wait_or_fail(error)
+            return
         self._was_sent()
-        return True
+        self._tell_where(outcome)
 
-    def _make_move(self) -> None:
+    def _wait_or_fail(self, error: PrefixCacheError) -> None:
+        """Nobody takes it now. What has cost nothing yet is refused, for its client may come again."""
+        try:
+            if not self._is_worth_waiting(error):
+                raise error
+            held = self.whereabouts.wait()
+        except PrefixCacheError as final:
+            self._tell("failed", f"given up: {final}")
+            self._fail(final)
+            return
+        self.whereabouts.tell("waits for a worker")
+        self._movable.discard(self)
+        self._held = held
+        held.add_done_callback(self._waited)
+
+    def _is_worth_waiting(self, error: PrefixCacheError) -> bool:
+        has_begun = self.first.done() or any(sibling.first.done() for sibling in self.siblings)
+        if isinstance(error, Overloaded):
+            return has_begun
+        return isinstance(error, NoWorkerReady) and (has_begun or self.whereabouts.num_faults > 0)
+
+    def _waited(self, held: asyncio.Future[None]) -> None:
+        if held is not self._held:
+            return  # it was left, perhaps in the very moment in which a worker came
+        self._held = None
+        error = held.exception()
+        if error is not None:
+            assert isinstance(error, Exception), "a wait fails with an error of ours"
+            self._tell("failed", f"given up: {error}")
+            self._fail(error)
+            return
+        try:
+            self._go_elsewhere("waited")
+        except Exception as fault:
+            # No stream stands around this call: a fault of our own must not leave the client without an answer.
+            self._fail(fault)
+
+    def _tell(self, outcome: Continuation, what: str) -> None:
+        """Of one that has begun, or that a worker failed: a mere refusal is none of it."""
+        if self.whereabouts.num_faults or self.whereabouts.output:
+            self.whereabouts.count(outcome)
+            self.whereabouts.tell(what)
+
+    def _tell_where(self, outcome: Literal["moved", "waited"]) -> None:
+        self._tell(outcome, f"goes on at worker {self.whereabouts.placement.link.worker_id}")
+
+    def _make_move(self) -> bool:
+        """Whether it was sent to anybody."""
         move, self._move = self._move, None
         assert move is not None, "only a move that was asked for is made"
         was_sent = False
         try:
-            was_sent = self._send_again(partial(self.whereabouts.move, self, move.link))
+            self.whereabouts.move(self, move.link)
+            was_sent = True
+        except PrefixCacheError as error:
+            self._wait_or_fail(error)
         finally:
             move.on_settled("moved" if was_sent else "failed")
+        if was_sent:
+            self._was_sent()
+        return was_sent
 
     def _settle_move(self, outcome: MoveOutcome) -> None:
         """It cannot be moved any more, and a move that was asked for has come to this."""
@@ -210,6 +294,21 @@ class Generation:
     def _abort(self, *, forget: bool) -> None:
         stream, frame = self.whereabouts.sent
         stream.abort(frame.id, forget=forget)
+
+    def _reached_end(self) -> FinishReason | None:
+        """Why nothing is to be generated any more, where the worker's last word on it did not come."""
+        output = self.whereabouts.output
+        if output and output[-1] in self._stop_token_ids:
+            return "stop"
+        return "length" if len(output) >= self.whereabouts.sent[1].max_tokens else None
+
+    def _complete(self, reason: FinishReason, output_tokens: int) -> None:
+        self._ended = True
+        self.output_tokens = output_tokens
+        self.finish_reason = reason
+        if self._flush():
+            self.finish_reason = "stop"
+        self._finish()
 
     def _fail(self, error: Exception) -> None:
         self._ended = True

@@ -27,6 +27,7 @@ class GenerationGroup:
         self._num_left = len(members)
         self._scopes = AsyncExitStack()
         for member in members:
+            member.siblings = members if len(members) > 1 else ()
             member.first.add_done_callback(self._one_began)
             member.done.add_done_callback(partial(self._one_ended, member))
         if not members:

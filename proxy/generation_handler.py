@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 import uuid
@@ -30,7 +29,7 @@ from proxy.rebalancer import Rebalancer
 from proxy.request_body import read_body
 from proxy.sampling_fields import GenerationOptions
 from proxy.secret import DeploymentSecret
-from proxy.whereabouts import Whereabouts
+from proxy.whereabouts import Ways, Whereabouts
 
 
 class GenerationHandler:
@@ -52,34 +51,18 @@ class GenerationHandler:
         self._secret = secret
         self._reader = reader
         self._placer = placer
+        self._ways = Ways(placer=placer, held=held, metrics=books.metrics)
         self._rebalancer = rebalancer
         self._held = held
         self._books = books
         self._clock = clock
         self._request_numbers = itertools.count(1)
-        self._num_in_hand = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def idle(self) -> None:
-        """Returns when no request is in hand, from its first byte to the last of its answer."""
-        await self._idle.wait()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._in_hand(request, parse_chat_request)
+        return await self._answer(request, parse_chat_request)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._in_hand(request, parse_completion_request)
-
-    async def _in_hand(self, request: web.Request, parse: Callable[[bytes], AnyRequest]) -> web.StreamResponse:
-        self._num_in_hand += 1
-        self._idle.clear()
-        try:
-            return await self._answer(request, parse)
-        finally:
-            self._num_in_hand -= 1
-            if not self._num_in_hand:
-                self._idle.set()
+        return await self._answer(request, parse_completion_request)
 
     async def _answer(self, request: web.Request, parse: Callable[[bytes], AnyRequest]) -> web.StreamResponse:
         record = request[ACCESS_RECORD]
@@ -143,12 +126,16 @@ class GenerationHandler:
         placed: list[PlacedPrompt] = []
         for prompt, each in zip(prompts, reserved, strict=True):
             frames = PromptFrames(
-                prompt, options, request_numbers=self._request_numbers, received_at=record.received_at
+                prompt,
+                options,
+                request_numbers=self._request_numbers,
+                received_at=record.received_at,
+                request_id=record.request_id,
             )
             is_alone = len(prompts) == options.n == 1
             placed.append(
                 tuple(
-                    Whereabouts(self._placer, each, frames, choice, reservations, is_alone=is_alone)
+                    Whereabouts(self._ways, each, frames, choice, reservations, is_alone=is_alone)
                     for choice in range(options.n)
                 )
             )

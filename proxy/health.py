@@ -10,6 +10,7 @@ from aiohttp import web
 
 import prefixcache
 from prefixcache.errors import Unavailable
+from proxy.departure import Departure, shutting_down
 from proxy.engines.engine_fleet import EngineFleet
 from proxy.engines.engine_link import EngineLink
 from proxy.error_answers import ErrorBody, described
@@ -65,7 +66,8 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    status: str = "ok"
+    status: Literal["ok", "leaving"]
+    """leaving: told to end, as /ready says."""
     version: str = prefixcache.__version__
     redis: RedisHealth | None
     """Null where this process keeps everything itself."""
@@ -86,12 +88,20 @@ class HealthHandlers:
     """GET /health and GET /ready."""
 
     def __init__(
-        self, store: Store, fleet: Fleet, engines: EngineFleet, loads: LoadTable, *, has_redis: bool = True
+        self,
+        store: Store,
+        fleet: Fleet,
+        engines: EngineFleet,
+        loads: LoadTable,
+        departure: Departure,
+        *,
+        has_redis: bool = True,
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._engines = engines
         self._loads = loads
+        self._departure = departure
         self._has_redis = has_redis
 
     async def health(self, _request: web.Request) -> web.Response:
@@ -99,6 +109,7 @@ class HealthHandlers:
         routing: Literal["index", "own_placements"] = "index" if self._store.index_available else "own_placements"
         return json_answer(
             Health(
+                status="leaving" if self._departure.is_leaving else "ok",
                 redis=self._redis() if self._has_redis else None,
                 routing=routing,
                 workers=tuple(map(self._worker, self._fleet.links)),
@@ -107,14 +118,19 @@ class HealthHandlers:
         )
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """200 if at least one worker or engine can take a request, else 503."""
+        """200 if at least one worker or engine can take a request and the proxy stays, else 503."""
         num_workers, num_engines = self._fleet.num_ready, self._engines.num_up
         engines_ready = num_engines if self._engines.links else msgspec.UNSET
-        if num_workers or num_engines:
+        if self._departure.is_leaving:
+            error = shutting_down()
+        elif num_workers or num_engines:
             return json_answer(Readiness(workers_ready=num_workers, engines_ready=engines_ready))
-        nobody = "no engine is up and no worker is ready" if self._engines.links else "no worker is ready"
-        status, envelope = described(Unavailable(nobody))
-        return json_answer(Readiness(workers_ready=0, engines_ready=engines_ready, error=envelope.error), status=status)
+        else:
+            nobody = "no engine is up and no worker is ready" if self._engines.links else "no worker is ready"
+            error = Unavailable(nobody)
+        status, envelope = described(error)
+        readiness = Readiness(workers_ready=num_workers, engines_ready=engines_ready, error=envelope.error)
+        return json_answer(readiness, status=status)
 
     def _redis(self) -> RedisHealth:
         read_at = self._fleet.registry_read_at

@@ -1,4 +1,4 @@
-"""The held queue of requests for own workers: those of a model that is known while none of its workers is ready.
+"""The held queue of requests for own workers: of a model that is known while none of its workers takes any.
 
 no worker ──► waiting, in the order of their coming ──a worker is there──► go on
                  ├── over the bound: 429        ├── its patience is over: 503
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 
 from prefixcache.errors import NoWorkerReady, Overloaded, Unavailable
 from prefixcache.limits import HELD_DOWN_S, HELD_POLL_S, MAX_HELD_REQUESTS
@@ -27,11 +28,17 @@ class Patience:
 
     async def wait(self, name: str, error: NoWorkerReady) -> None:
         """Returns when a worker for the model is there. Raises Overloaded at once, or `error` when it is over."""
+        await self.hold(name, partial(self._held.is_there, name), error)
+
+    def hold(self, key: Hashable, is_there: Callable[[], bool], error: Unavailable) -> asyncio.Future[None]:
+        """As `HeldRequests.hold`."""
         began = self._clock()
-        try:
-            await self._held.wait(name, error, self._left_s)
-        finally:
-            self._left_s -= self._clock() - began
+        come = self._held.hold(key, is_there, error, self._left_s)
+        come.add_done_callback(lambda _: self._spend(self._clock() - began))
+        return come
+
+    def _spend(self, seconds: float) -> None:
+        self._left_s -= seconds
 
 
 class HeldRequests:
@@ -47,13 +54,14 @@ class HeldRequests:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_there`: whether a worker for a model can take a request; asked every HELD_POLL_S while any is held."""
-        self._is_there = is_there
+        self.is_there = is_there
         self._metrics = metrics
         self._patience_s = patience_s
         self.most_held = most_held
         self._clock = clock
-        self._waiting: dict[asyncio.Future[None], str] = {}
+        self._waiting: dict[asyncio.Future[None], tuple[Hashable, Callable[[], bool]]] = {}
         self._next_look: asyncio.TimerHandle | None = None
+        self._closed: Unavailable | None = None
         metrics.num_requests_held.set_function(lambda: self.num_held)
 
     @property
@@ -64,8 +72,17 @@ class HeldRequests:
         """Of a request that came now."""
         return Patience(self, self._patience_s, self._clock)
 
-    async def wait(self, name: str, error: NoWorkerReady, patience_s: float) -> None:
-        """At least until the next look: whoever comes back at once has found nobody who takes it."""
+    def hold(
+        self, key: Hashable, is_there: Callable[[], bool], error: Unavailable, patience_s: float
+    ) -> asyncio.Future[None]:
+        """Done when `is_there`, which is alike for all of one `key`; failed with `error` if not in time.
+
+        It lasts at least until the next look: whoever comes back at once has found nobody who takes it. To cancel it
+        is to leave. Raises Overloaded, and after `turn_away` its error.
+        """
+        if self._closed is not None:
+            self._count("refused")
+            raise self._closed
         if len(self._waiting) >= self.most_held:
             self._count("refused")
             again_s = math.ceil(self._patience_s)
@@ -73,29 +90,19 @@ class HeldRequests:
                 f"{len(self._waiting)} requests wait for a worker already, try again in {again_s} s",
                 retry_after_s=again_s,
             )
-        come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[come] = name
+        loop = asyncio.get_running_loop()
+        come: asyncio.Future[None] = loop.create_future()
+        expiry = loop.call_later(max(patience_s, 0.0), _fail, come, error)
+        self._waiting[come] = (key, is_there)
+        come.add_done_callback(partial(self._ended, expiry, error))
         self._look_later()
-        outcome = "left"
-        try:
-            async with asyncio.timeout(max(patience_s, 0.0)):
-                await come
-            outcome = "placed"
-        except TimeoutError:
-            outcome = "expired"
-            raise error from None
-        except Unavailable:
-            outcome = "refused"
-            raise
-        finally:
-            self._waiting.pop(come, None)
-            self._count(outcome)
+        return come
 
     def turn_away(self, error: Unavailable) -> None:
-        """Ends all that wait with `error`."""
+        """Ends all that wait, and whoever comes to wait from now on, with `error`: the proxy shuts down."""
+        self._closed = error
         for come in self._waiting:
-            if not come.done():
-                come.set_exception(error)
+            _fail(come, error)
 
     def _look_later(self) -> None:
         if self._next_look is None:
@@ -103,13 +110,29 @@ class HeldRequests:
 
     def _look(self) -> None:
         self._next_look = None
-        there = {name: self._is_there(name) for name in set(self._waiting.values())}
-        for come in [come for come, name in self._waiting.items() if there[name]]:
+        # One question for all that ask the same.
+        there = {key: is_there() for key, is_there in dict(self._waiting.values()).items()}
+        for come in [come for come, (key, _) in self._waiting.items() if there[key]]:
             del self._waiting[come]
             if not come.done():
                 come.set_result(None)
         if self._waiting:
             self._look_later()
 
+    def _ended(self, expiry: asyncio.TimerHandle, error: Unavailable, come: asyncio.Future[None]) -> None:
+        expiry.cancel()
+        self._waiting.pop(come, None)
+        if come.cancelled():
+            self._count("left")
+        elif come.exception() is None:
+            self._count("placed")
+        else:
+            self._count("expired" if come.exception() is error else "refused")
+
     def _count(self, outcome: str) -> None:
         self._metrics.held_requests.labels(outcome).inc()
+
+
+def _fail(come: asyncio.Future[None], error: Unavailable) -> None:
+    if not come.done():
+        come.set_exception(error)

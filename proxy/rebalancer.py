@@ -53,6 +53,7 @@ class Rebalancer:
             or idle in self._bound_for
             or not idle.ready
             or idle.is_silent
+            or idle.breaker.is_open
             or ledger.num_waiting
             or ledger.num_prefilling
             or self._loads.is_draining(idle)

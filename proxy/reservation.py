@@ -28,11 +28,12 @@ NO_BOUNDARIES = Boundaries(depths=(), hashes=())
 class ReservedChoice:
     """One choice's share of a reservation, told by its generation how far it is; each call may come twice."""
 
-    __slots__ = ("_entry", "_reservation")
+    __slots__ = ("_entry", "_reservation", "is_gone")
 
     def __init__(self, reservation: Reservation, entry: LedgerEntry) -> None:
         self._reservation = reservation
         self._entry = entry
+        self.is_gone = False
 
     def started(self) -> None:
         self._entry.started()
@@ -42,6 +43,7 @@ class ReservedChoice:
         self._reservation.settle()
 
     def gone(self) -> None:
+        self.is_gone = True
         self._entry.gone()
 
 
@@ -115,6 +117,12 @@ class Reservation:
         for choice in self.choices:
             choice.gone()
         self._forget_here()
+
+    def end_if_left(self) -> None:
+        """Releases the claims where every choice has gone; a choice that goes on elsewhere may take it again."""
+        if all(choice.is_gone for choice in self.choices):
+            self.leave()
+            self._end_claims("release")
 
     @property
     def has_claims_to_write(self) -> bool:

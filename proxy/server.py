@@ -12,13 +12,18 @@ from aiohttp import web
 
 from prefixcache.errors import ConfigError, InvalidRequest
 from prefixcache.limits import LISTEN_BACKLOG, SHUTDOWN_CLOSE_S
+from proxy.access_log import CLIENT_CLOSED_REQUEST
+from proxy.departure import Departure
 from proxy.error_answers import error_answer
 
 _logger = logging.getLogger(__name__)
 
 
 class _Connection(web.RequestHandler):
-    """Answers what is no HTTP, and so never reaches the application, in the envelope of all other errors."""
+    """Answers what is no HTTP, and so never reaches the application, in the envelope of all other errors.
+
+    A client that left while its answer was being written is no error.
+    """
 
     def handle_error(
         self,
@@ -27,6 +32,10 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError):
+            nobody_reads = web.Response(status=CLIENT_CLOSED_REQUEST)
+            nobody_reads.force_close()
+            return nobody_reads
         if status >= 500 or request.writer.output_size > 0:
             return super().handle_error(request, status, exc, message)
         _logger.info("malformed request from %s: %s", request.remote, type(exc).__name__)
@@ -54,8 +63,8 @@ class _Runner(web.AppRunner):
 
 
 @asynccontextmanager
-async def serving(app: web.Application, *, host: str, port: int) -> AsyncIterator[str]:
-    """Serves until exit and yields the URL. Raises ConfigError if the address cannot be listened on.
+async def serving(app: web.Application, departure: Departure, *, host: str, port: int) -> AsyncIterator[str]:
+    """Serves until exit, then takes leave; yields the URL. Raises ConfigError if the address cannot be listened on.
 
     handler_cancellation: a client that leaves cancels its handler at whatever it awaits, so that its request is
     aborted at the worker; aiohttp's default is to go on.
@@ -72,5 +81,6 @@ async def serving(app: web.Application, *, host: str, port: int) -> AsyncIterato
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         bound_host, bound_port = runner.addresses[0][:2]
         yield f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
+        await departure.leave(site.stop)
     finally:
         await runner.cleanup()

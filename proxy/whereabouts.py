@@ -1,22 +1,65 @@
-"""Where one generation is, and where it goes from there as long as no token of it has come.
+"""Where one generation is, and where it goes from there.
 
 placed ──send──► on a worker ──refused: overloaded, draining──► on another one, of those that have not refused it
-                      └── asked for back, and given back ──► on the idle worker it was asked back for
+                   │  └── asked for back, and given back ─────► on the idle worker it was asked back for
+                   └── lost, with the worker or by its fault ─► on another one, from what has been generated on
+                                                                  └── nobody there: it waits for one
+
+Who has failed it does not get it again, but for two cases: a full worker after a while, and one that was lost with its
+stream and is connected anew, where it is the last one. A process that was started anew is another one.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import time
+from array import array
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
-from prefixcache.errors import ContextLengthExceeded, NoWorkerReady, Overloaded, Unavailable
-from prefixcache.limits import MAX_MOVES
+from prefixcache.errors import ContextLengthExceeded, NoWorkerReady, Overloaded, Unavailable, WorkerFault
+from prefixcache.limits import MAX_MOVES, RETRY_AFTER_S
+from prefixcache.metrics import ProxyMetrics
 from prefixcache.protocol import Generate
+from proxy.held_requests import HeldRequests, Patience
 from proxy.placement import Placement
 from proxy.placer import Asked, Placer, ReservedPrompt
 from proxy.prompt_frames import PromptFrames
+from proxy.recent_placements import WorkerProcess
 from proxy.reservation import ReservedChoice
 from proxy.worker_link import WorkerLink
 from proxy.worker_stream import Sink, WorkerStream
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """What a generation needs to get anywhere; one for the process."""
+
+    placer: Placer
+    held: HeldRequests
+    metrics: ProxyMetrics
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """What one worker process did with it."""
+
+    error: Unavailable | WorkerFault
+    stream: WorkerStream | None
+    was_lost: bool
+    """It went with its stream: that says little of the worker."""
+    until: float
+    """When it may be asked again."""
+
+    def counts(self, link: WorkerLink, now: float) -> bool:
+        """Whether the worker is out of the question, also as the last one."""
+        return now < self.until and not (self.was_lost and link.stream is not self.stream)
 
 
 class Whereabouts:
@@ -24,7 +67,7 @@ class Whereabouts:
 
     def __init__(
         self,
-        placer: Placer,
+        ways: Ways,
         reserved: ReservedPrompt[WorkerLink],
         frames: PromptFrames,
         choice: int,
@@ -33,22 +76,37 @@ class Whereabouts:
         is_alone: bool = False,
     ) -> None:
         """`scopes` own the reservations; `is_alone`: no other generation answers the same request."""
-        self._placer = placer
+        self._ways = ways
         self._reserved = reserved
         self._frames = frames
         self._scopes = scopes
         self._is_alone = is_alone
         self._num_moves = 0
-        self._refusals: dict[str, Unavailable] = {}
-        """By worker id."""
+        self._failures: dict[WorkerProcess, _Failure] = {}
+        self._patience: Patience | None = None
+        """Since its last token."""
+        self._process: WorkerProcess | None = None
         self._stream: WorkerStream | None = None
         self._frame: Generate | None = None
+        self._begun: Placement[WorkerLink] | None = None
         self.number = choice
         """Of the choice among those of its prompt."""
+        self.output = array("I")
+        """Ids of all that has been generated; they go along wherever it goes."""
+        self.num_faults = 0
+        """How often a worker failed it, or was lost with it."""
+        self.num_brought_tokens = 0
+        """Of the output, those that it brought to where it is."""
 
     @property
     def placement(self) -> Placement[WorkerLink]:
+        """Of the worker where it is, or was last."""
         return self._reserved.placement
+
+    @property
+    def begun(self) -> Placement[WorkerLink]:
+        """Of the worker that gave its first token; before that, `placement`."""
+        return self._begun or self.placement
 
     @property
     def asked(self) -> Asked[WorkerLink]:
@@ -80,48 +138,135 @@ class Whereabouts:
     def is_movable(self) -> bool:
         """Whether its worker can be asked for it, and it has not been moved so often that it should wait."""
         stream = self._stream
-        return self._is_alone and self._num_moves < MAX_MOVES and stream is not None and stream.knows_if_waiting
+        is_new = self._is_alone and not self.output
+        return is_new and self._num_moves < MAX_MOVES and stream is not None and stream.knows_if_waiting
 
     def send(self, sink: Sink) -> None:
         """Raises NoWorkerReady if the worker is gone."""
         self._send(sink, is_first=True)
 
-    def send_elsewhere(self, sink: Sink, refusal: Unavailable) -> None:
-        """Its worker does not take it. Raises Overloaded if no other one does and that is why, else NoWorkerReady."""
-        self._refusals[self.placement.link.worker_id] = refusal
+    def first_token(self) -> None:
+        """Its worker has given the first token since it was sent there."""
+        self._begun = self._begun or self.placement
+        self._patience = None
+        self.choice.first_token()
+
+    def failed(self, error: Unavailable | WorkerFault) -> None:
+        """Its worker does not take it, or has lost it: it is nowhere until it is sent elsewhere."""
+        stream = self._stream
+        assert self._process is not None, "it was sent to somebody"
+        self._note(self._process, error, stream, was_lost=stream is None or not stream.open)
+        if isinstance(error, WorkerFault):
+            self.num_faults += 1
         self.choice.gone()  # where other choices of the prompt stay, it leaves them
-        while True:
+
+    def send_elsewhere(self, sink: Sink) -> None:
+        """Raises what is to be told where nobody takes it now: Overloaded, a WorkerFault, else NoWorkerReady."""
+        placer, num_output = self._ways.placer, len(self.output)
+        max_tokens = self.sent[1].max_tokens - num_output
+        while takers := self._takers():
             try:
-                self._reserved = self._placer.place_elsewhere(self._reserved, self._refusals.keys(), self._scopes)
+                self._reserved = placer.place_elsewhere(
+                    self._reserved, takers, self._scopes, num_output_tokens=num_output, max_tokens=max_tokens
+                )
             except (NoWorkerReady, ContextLengthExceeded):
-                raise self._final_refusal() from None
+                break
             try:
                 return self._send(sink, is_first=False)
             except NoWorkerReady as error:
-                self._refusals[self.placement.link.worker_id] = error
+                link = self.placement.link
+                self._note(link.process, error, link.stream, was_lost=True)
+                self.choice.gone()
+        self._reserved.reservation.end_if_left()
+        raise self._final_error()
 
     def move(self, sink: Sink, link: WorkerLink) -> None:
         """Its worker gave it back: to `link`, or elsewhere where that is gone by now. Raises as `send_elsewhere`."""
         self._num_moves += 1
-        self._reserved = self._placer.move(self._reserved, link, self._scopes)
+        self._reserved = self._ways.placer.move(self._reserved, link, self._scopes)
         try:
             self._send(sink, is_first=False)
         except NoWorkerReady as error:
-            self.send_elsewhere(sink, error)
+            self._note(link.process, error, link.stream, was_lost=True)
+            self.choice.gone()
+            self.send_elsewhere(sink)
+
+    def wait(self) -> asyncio.Future[None]:
+        """Done when somebody may take it, failed with Unavailable if not in time. Raises Overloaded at once.
+
+        Its patience is that of a request that comes while no worker is there, and begins anew with each token.
+        """
+        if self._patience is None:
+            self._patience = self._ways.held.patience()
+        return self._patience.hold(
+            (self.placement.link.namespace, frozenset(self._failures.items())),
+            lambda: bool(self._takers()),
+            Unavailable("no worker went on with the request in time, try again"),
+        )
+
+    def count(self, outcome: str) -> None:
+        self._ways.metrics.continuations.labels(outcome).inc()
+
+    def tell(self, what: str) -> None:
+        """Logs what becomes of it after a failure, and why."""
+        errors = [failure.error for failure in self._failures.values()]
+        _logger.warning(
+            "request %s, choice %d: %s; %s after %d tokens",
+            self._frames.request_id,
+            self.number,
+            errors[-1] if errors else "nothing failed",
+            what,
+            len(self.output),
+        )
 
     def _send(self, sink: Sink, *, is_first: bool) -> None:
-        stream = self.placement.link.stream
+        link = self.placement.link
+        stream = link.stream
         if stream is None:
             raise NoWorkerReady("the worker was lost as it was chosen, try again")
-        frame = self._frames.frame(self.placement, self.number, is_first=is_first)
+        frame = self._frames.frame(self.placement, self.number, is_first=is_first, output=self.output)
         try:
             stream.generate(frame, sink)
         except Unavailable as error:
             raise NoWorkerReady(str(error)) from error
-        self._stream, self._frame = stream, frame
+        self._stream, self._frame, self._process = stream, frame, link.process
+        self.num_brought_tokens = len(self.output)
 
-    def _final_refusal(self) -> Unavailable:
-        overloaded = [error for error in self._refusals.values() if isinstance(error, Overloaded)]
+    def _note(
+        self,
+        process: WorkerProcess,
+        error: Unavailable | WorkerFault,
+        stream: WorkerStream | None,
+        *,
+        was_lost: bool,
+    ) -> None:
+        until = self._ways.clock() + RETRY_AFTER_S if isinstance(error, Overloaded) else math.inf
+        self._failures.pop(process, None)  # the last one stands last
+        self._failures[process] = _Failure(error=error, stream=stream, was_lost=was_lost, until=until)
+
+    def _takers(self) -> list[WorkerLink]:
+        """Workers that have nothing to do with its failures, or else those that may be asked again."""
+        namespace, takers = self.placement.link.namespace, self._ways.placer.takers
+        now = self._ways.clock()
+
+        def failed(link: WorkerLink) -> bool:
+            failure = self._failures.get(link.process)
+            return failure is not None and now < failure.until
+
+        def is_out(link: WorkerLink) -> bool:
+            failure = self._failures.get(link.process)
+            return failure is not None and failure.counts(link, now)
+
+        return list(takers(namespace, failed) or takers(namespace, is_out))
+
+    def _final_error(self) -> Unavailable | WorkerFault:
+        errors = [failure.error for failure in self._failures.values()]
+        overloaded = [error for error in errors if isinstance(error, Overloaded)]
         if overloaded:
             return min(overloaded, key=lambda error: error.retry_after_s or 0)
+        known = self._ways.placer.known_links(self.placement.link.namespace)
+        faults = [failure for link in known if (failure := self._failures.get(link.process)) is not None]
+        if faults and all(isinstance(fault.error, WorkerFault) and not fault.was_lost for fault in faults):
+            if len(faults) == len(known):
+                return errors[-1]  # all that there are have tried
         return NoWorkerReady("no worker takes the request now, try again in a moment")

@@ -13,18 +13,19 @@ from prefixcache.limits import (
     REANNOUNCE_JITTER_S,
     RECONNECT_FIRST_S,
     RECONNECT_MOST_S,
-    WORKER_STUCK_S,
-    WORKER_SUSPECT_S,
+    WORKER_SILENCE_S,
 )
 from prefixcache.protocol import MAJOR, MINOR, Beat, Hello
 from prefixcache.registry import WorkerRecord
 from prefixcache.rendering.renderer import Renderer
 from prefixcache.routing.slices import SLICE_S
+from proxy.fault_breaker import FaultBreaker
 from proxy.load_ledger import LoadLedger
+from proxy.pulse import Pulse, until_hung
 from proxy.recent_placements import WorkerProcess
 from proxy.tokenizer_fetch import Tokenizers
 from proxy.warnings_log import QuietLog
-from proxy.worker_stream import WorkerStream, connected_stream, cut_when_silent
+from proxy.worker_stream import WorkerStream, connected_stream
 
 _logger = logging.getLogger(__name__)
 
@@ -49,22 +50,28 @@ class WorkerLink:
         worker_token: bytes | None = None,
         *,
         on_idle: Callable[[WorkerLink], None] = lambda _: None,
+        measured_rate: Callable[[WorkerLink], float | None] = lambda _: None,
     ) -> None:
-        """`on_idle` is called with each beat of a worker that owes nobody a first token."""
+        """`on_idle` is called with each beat of a worker that owes nobody a first token.
+
+        `measured_rate`: tokens a second that the worker prefills, None while nobody knows.
+        """
         self.record = record
         self.incarnation = record.incarnation
         self.ledger = LoadLedger(slice_s=SLICE_S)
         """What this proxy has placed on the worker, sent or about to be."""
+        self.breaker = FaultBreaker()
+        """Of the process behind the stream."""
         self.renderer: Renderer | None = None
         self._tokenizers = tokenizers
         self._log = log
         self._worker_token = worker_token
         self._on_idle = on_idle
+        self._measured_rate = measured_rate
         self._stream: WorkerStream | None = None
         self._waiting_elsewhere = 0
         self._running_elsewhere = 0
-        self._step = 0
-        self._stepped_at = 0.0
+        self._pulse = Pulse(0.0)
         self._renewed_at = float("-inf")
         self._started_at = record.started_at
         """Of the process behind the stream, or the record's while there is none."""
@@ -87,12 +94,18 @@ class WorkerLink:
 
     @property
     def is_silent(self) -> bool:
-        """No frame, or no step with requests running, for so long that it should get no further request."""
-        stream, now = self.stream, asyncio.get_running_loop().time()
+        """No frame, or no step with something to do, for so long that it should get no further request."""
+        stream = self.stream
         if stream is None:
             return False
-        is_stuck = self.num_running > 0 and now - self._stepped_at > WORKER_STUCK_S
-        return is_stuck or now - stream.last_frame_at > WORKER_SUSPECT_S
+        now, rate = asyncio.get_running_loop().time(), self._measured_rate(self)
+        return self._pulse.is_suspect(now, heard_at=stream.last_frame_at, prefill_rate=rate)
+
+    @property
+    def is_set_aside(self) -> bool:
+        """It failed so much that others are asked first, but for a trial now and then, one request at a time."""
+        breaker = self.breaker
+        return breaker.is_open and not (breaker.is_trial_due and self.ledger.is_idle)
 
     @property
     def namespace(self) -> str:
@@ -155,7 +168,7 @@ class WorkerLink:
         """Takes over a newer record of the same place; the stream's own word on the incarnation is fresher."""
         self.record = record
         if self.stream is None:
-            self._started_at = record.started_at
+            self._take_process(record.started_at)
             self._renew(record.incarnation)
         elif record.started_at == self._started_at and record.incarnation > self.incarnation:
             # The record of the process before stands until the one behind the stream has registered.
@@ -187,14 +200,21 @@ class WorkerLink:
     async def _hold_stream(self) -> None:
         """Connects, serves until the stream is lost."""
         mine = Hello(major=MAJOR, minor=MINOR, namespace=self.record.namespace)
+        self._pulse = Pulse(asyncio.get_running_loop().time())
         async with connected_stream(
-            self.record.address, self.worker_id, mine, self._take_beat, token=self._worker_token
+            self.record.address,
+            self.worker_id,
+            mine,
+            self._take_beat,
+            token=self._worker_token,
+            breaker=self.breaker,
         ) as (stream, hello):
-            self._started_at = hello.started_at or self.record.started_at
+            self._take_process(hello.started_at or self.record.started_at)
+            stream.breaker = self.breaker
             self._renew(hello.incarnation)
-            self._stream, self._stepped_at = stream, asyncio.get_running_loop().time()
+            self._stream = stream
             _logger.info("worker %s connected at %s", self.worker_id, self.record.address)
-            watch = asyncio.create_task(cut_when_silent(stream))
+            watch = asyncio.create_task(self._cut_when_hung(stream))
             try:
                 await asyncio.shield(stream.closed)
             finally:
@@ -204,10 +224,32 @@ class WorkerLink:
                 self._waiting_elsewhere = self._running_elsewhere = 0
         _logger.warning("worker %s disconnected", self.worker_id)
 
+    def _take_process(self, started_at: float) -> None:
+        """A process that is another one by now has none of the faults of the one before."""
+        if started_at != self._started_at:
+            self._started_at = started_at
+            self.breaker = FaultBreaker()
+
+    async def _cut_when_hung(self, stream: WorkerStream) -> None:
+        wrong = await until_hung(self._hang)
+        _logger.warning("worker %s %s: its stream is cut, what it had goes on elsewhere", self.worker_id, wrong)
+        stream.cut(wrong)
+
+    def _hang(self, now: float) -> str | None:
+        """What the worker does not do; one that makes no step beats on, and would be taken for idle once it is cut."""
+        stream, pulse = self.stream, self._pulse
+        if stream is None:
+            return None
+        if pulse.is_silent(now, heard_at=stream.last_frame_at):
+            return f"was silent for {WORKER_SILENCE_S:g} s"
+        if pulse.is_stuck(now, prefill_rate=self._measured_rate(self)):
+            self.breaker.hung()
+            return f"made no step for {pulse.stood_still_s(now):.0f} s"
+        return None
+
     def _take_beat(self, beat: Beat) -> None:
         self._renew(beat.incarnation)
-        if beat.step != self._step or not beat.running:
-            self._step, self._stepped_at = beat.step, asyncio.get_running_loop().time()
+        self._pulse.beat(beat, asyncio.get_running_loop().time())
         self._waiting_elsewhere = max(0, beat.waiting - self.own_waiting)
         self._running_elsewhere = max(0, beat.running - self.own_running)
         stream = self.stream

@@ -2,7 +2,7 @@
 
 connect ──hello, proofs of the worker token──> open ── generate / abort ──►
                         ◄── accepted, started, step, end, fail, beat        one data_received decodes many of them
-closed: every request still on the stream fails with WorkerFault
+closed: every request still on the stream fails with WorkerFault; its sink may send it to another worker
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from prefixcache.errors import (
     Draining,
     InvalidRequest,
+    NoWorkerReady,
     Overloaded,
     PrefixCacheError,
     ProtocolError,
@@ -31,7 +32,6 @@ from prefixcache.limits import (
     MAX_FRAME_BYTES,
     RETRY_AFTER_MOST_S,
     RETRY_AFTER_S,
-    WORKER_SILENCE_S,
 )
 from prefixcache.protocol import (
     Abort,
@@ -54,6 +54,7 @@ from prefixcache.protocol import (
     encode,
 )
 from prefixcache.worker_token import Exchange, check_nonce, new_nonce
+from proxy.fault_breaker import FaultBreaker
 
 IF_WAITING_MINOR = 2
 """The protocol's minor version from which on a worker knows `abort {if_waiting}` and tells who is `prefilling`."""
@@ -99,8 +100,12 @@ class WorkerStream(asyncio.Protocol):
         *,
         address: str = "",
         token: bytes | None = None,
+        breaker: FaultBreaker | None = None,
     ) -> None:
-        """With a worker token, the worker at `address` must prove that it knows it before anything else is sent."""
+        """With a worker token, the worker at `address` must prove that it knows it before anything else is sent.
+
+        `breaker` is told what becomes of the requests.
+        """
         loop = asyncio.get_running_loop()
         self.worker_id = worker_id
         self.hello: asyncio.Future[Hello] = loop.create_future()
@@ -108,12 +113,14 @@ class WorkerStream(asyncio.Protocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         self.last_frame_at = loop.time()
         self.is_draining = False
-        """Whether the worker has turned a request away because it ends soon."""
+        """Whether the worker has said that it ends soon and takes nothing new."""
+        self.breaker = breaker or FaultBreaker()
         self._loop = loop
         self._mine = mine if token is None else msgspec.structs.replace(mine, nonce=new_nonce())
         self._address = address
         self._token = token
         self._on_beat = on_beat
+        self._end = "vanished"
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[str, Sink] = {}
@@ -147,9 +154,9 @@ class WorkerStream(asyncio.Protocol):
         transport.write(data)
 
     def check_read(self) -> None:
-        """Raises Unavailable if the worker does not read what it was sent before."""
+        """Raises NoWorkerReady if the worker does not read what it was sent before."""
         if self._transport is not None and self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
-            raise Unavailable(f"worker {self.worker_id} does not read its stream")
+            raise NoWorkerReady(f"worker {self.worker_id} does not read its stream, try again in a moment")
 
     def abort(self, request_id: str, *, forget: bool) -> None:
         """Asks the worker to end a request that may have ended already; `forget`: its sink is not called again."""
@@ -173,9 +180,10 @@ class WorkerStream(asyncio.Protocol):
             self._send(Abort(id=request_id))
             self._tell_failed(request_id, sink, error)
 
-    def cut(self) -> None:
-        """Drops the connection; requests on it fail."""
+    def cut(self, reason: str = "was cut off") -> None:
+        """Drops the connection; requests on it fail, and are told what the worker did."""
         if self._transport is not None:
+            self._end = reason
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -194,7 +202,9 @@ class WorkerStream(asyncio.Protocol):
         self._transport = None
         if not self.hello.done():
             self.hello.set_exception(ProtocolError(f"worker {self.worker_id} closed the stream before its hello"))
-        self.fail_all(WorkerFault(f"worker {self.worker_id} vanished while it held the request"))
+        if self._running or self._waiting:
+            self.breaker.failed()  # once for all of them: they have met one fault
+        self.fail_all(WorkerFault(f"worker {self.worker_id} {self._end} while it held the request"))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -206,8 +216,9 @@ class WorkerStream(asyncio.Protocol):
             if sink is None or error.request_id is None:
                 raise
             _logger.error("worker %s: %s", self.worker_id, error)
+            self.breaker.failed()
             self._send(Abort(id=error.request_id))
-            sink.on_fail(WorkerFault("the worker sent a malformed answer"))
+            self._tell_failed(error.request_id, sink, WorkerFault("the worker sent a malformed answer"))
             return
         if frame is not None:
             self._take(frame)
@@ -217,6 +228,7 @@ class WorkerStream(asyncio.Protocol):
             raise ProtocolError(f"worker {self.worker_id} sent {type(frame).__name__} before its hello")
         match frame:
             case Step():
+                self.breaker.gave_token()
                 for entry in frame.entries:
                     sink = self._running.get(entry.id) or self._start(entry.id)
                     if sink is not None:
@@ -229,6 +241,8 @@ class WorkerStream(asyncio.Protocol):
                     sink.on_started(frame.cached_tokens)
             case End():
                 if (sink := self._sink_of_ended(frame.id)) is not None:
+                    if frame.reason != "aborted":
+                        self.breaker.answered()
                     try:
                         sink.on_end(frame)
                     except Exception as error:
@@ -236,8 +250,11 @@ class WorkerStream(asyncio.Protocol):
             case Fail():
                 self.is_draining = self.is_draining or frame.kind == "draining"
                 if (sink := self._sink_of_ended(frame.id)) is not None:
+                    if frame.kind == "worker_fault":
+                        self.breaker.failed()
                     self._tell_failed(frame.id, sink, _failure(self.worker_id, frame))
             case Beat():
+                self.is_draining = self.is_draining or frame.draining
                 self._on_beat(frame)
             case Accepted():
                 pass
@@ -277,16 +294,19 @@ class WorkerStream(asyncio.Protocol):
         try:
             sink.on_fail(error)
         except Exception as fault:
-            self._sink_failed(request_id, sink, fault)
+            _logger.error("request %s of worker %s failed in the proxy", request_id, self.worker_id, exc_info=fault)
+            sink.on_fail(fault)
 
     def _sink_failed(self, request_id: str, sink: Sink, error: Exception) -> None:
         """A fault of our own in one request ends that request, not its neighbours on the stream."""
         if isinstance(error, PrefixCacheError):
             _logger.error("request %s to worker %s: %s", request_id, self.worker_id, error)
+            if isinstance(error, WorkerFault):
+                self.breaker.failed()
         else:
             _logger.error("request %s to worker %s failed in the proxy", request_id, self.worker_id, exc_info=error)
         self.abort(request_id, forget=True)
-        sink.on_fail(error)
+        self._tell_failed(request_id, sink, error)
 
     def _send(self, frame: Frame) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -297,19 +317,27 @@ class WorkerStream(asyncio.Protocol):
             self.hello.set_exception(error)
         else:
             _logger.error("stream to worker %s is cut: %s", self.worker_id, error)
-        self.cut()
+        self.cut("broke the protocol")
 
 
 @asynccontextmanager
 async def connected_stream(
-    address: str, worker_id: str, mine: Hello, on_beat: Callable[[Beat], None], *, token: bytes | None = None
+    address: str,
+    worker_id: str,
+    mine: Hello,
+    on_beat: Callable[[Beat], None],
+    *,
+    token: bytes | None = None,
+    breaker: FaultBreaker | None = None,
 ) -> AsyncIterator[tuple[WorkerStream, Hello]]:
     """A stream past its hello, and that hello. Raises OSError, TimeoutError or ProtocolError; cut on exit."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         _, stream = await loop.create_connection(
-            lambda: WorkerStream(worker_id, mine, on_beat, address=address, token=token), host.strip("[]"), int(port)
+            lambda: WorkerStream(worker_id, mine, on_beat, address=address, token=token, breaker=breaker),
+            host.strip("[]"),
+            int(port),
         )
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -318,21 +346,3 @@ async def connected_stream(
     finally:
         stream.cut()
         await asyncio.shield(stream.closed)
-
-
-async def cut_when_silent(stream: WorkerStream, *, silence_s: float = WORKER_SILENCE_S) -> None:
-    """Cuts a stream on which no frame came for `silence_s`; runs until then.
-
-    Time during which our own loop was late does not count: it may have frames to read.
-    """
-    loop = asyncio.get_running_loop()
-    pause_s = silence_s / 10
-    while True:
-        before = loop.time()
-        await asyncio.sleep(pause_s)
-        now = loop.time()
-        late = now - before > 2 * pause_s
-        if not late and now - stream.last_frame_at > silence_s:
-            _logger.warning("worker %s is silent for %g s: its stream is cut", stream.worker_id, silence_s)
-            stream.cut()
-            return

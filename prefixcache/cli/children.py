@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,11 +53,18 @@ def spawn(
 
 def end(child: subprocess.Popen[bytes], *, patience_s: float) -> None:
     """SIGTERM, then SIGKILL after `patience_s`; returns when the child is reaped."""
-    if child.poll() is not None:
-        return
-    child.terminate()
-    try:
-        child.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    end_all([child], patience_s=patience_s)
+
+
+def end_all(children: Sequence[subprocess.Popen[bytes]], *, patience_s: float) -> None:
+    """The same for several at once, which share the patience."""
+    deadline = time.monotonic() + patience_s
+    alive = [child for child in children if child.poll() is None]
+    for child in alive:
+        child.terminate()
+    for child in alive:
+        try:
+            child.wait(max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -8,6 +8,7 @@ import sys
 import click
 
 import prefixcache
+from prefixcache.cli.plan import plan
 from prefixcache.cli.programs import program_command
 from prefixcache.cli.simulate import simulate
 from prefixcache.cli.up import up
@@ -39,6 +40,7 @@ _add_program("proxy", "Run the proxy (`prefixcache proxy --help` lists its flags
 _add_program("worker", "Run one worker (`prefixcache worker --help` lists its flags).")
 cli.add_command(up)
 cli.add_command(simulate)
+cli.add_command(plan)
 
 
 def main() -> None:

@@ -1,37 +1,50 @@
-"""A set of child processes that stand and fall together: embedded server, workers, proxy."""
+"""The child processes of one stack: each is started again when it dies, and all end with it."""
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from subprocess import PIPE, STDOUT, Popen
 from types import TracebackType
 
-from prefixcache.cli.children import end, spawn
+import click
+
+from prefixcache.cli.children import end_all, spawn
+from prefixcache.cli.restarts import GivenUp, Restarts, how
 from prefixcache.errors import PrefixCacheError
 
 _PATIENCE_S = 5.0
 
 
 class ChildEnded(PrefixCacheError):
-    """A child ended although nobody asked it to."""
+    """A child ended although nobody asked it to, and to start it again is no use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Child:
     name: str
+    start: Callable[[], Popen[bytes]]
+    restarts: Restarts
     process: Popen[bytes]
-    printer: threading.Thread
+    starts_at: float | None = None
+    """While it is dead: when it is started again."""
+    printers: list[threading.Thread] = field(default_factory=list)
 
 
 class Stack:
-    """Starts children, prints their lines under their names, and ends them in reverse order on exit."""
+    """Starts children, prints their lines under their names, starts them again, and ends them on exit.
 
-    def __init__(self) -> None:
-        self._children: list[_Child] = []
+    Everything from the main thread: a child dies with the thread that started it.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: list[_Child] = []
+        self._then: list[_Child] = []
+        self._others: list[_Child] = []
 
     def __enter__(self) -> Stack:
         return self
@@ -39,45 +52,94 @@ class Stack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for child in reversed(self._children):
-            end(child.process, patience_s=_PATIENCE_S)
-            child.printer.join(_PATIENCE_S)
+        for children in (self._first, self._then):
+            end_all([child.process for child in children], patience_s=_PATIENCE_S)
+            for child in children:
+                for printer in child.printers:
+                    printer.join(_PATIENCE_S)
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], *, niceness: int = 0) -> None:
-        """Starts one child; its output appears on stderr with `name` before each line."""
-        process = spawn(command, environment=environment, niceness=niceness, stdout=PIPE, stderr=STDOUT)
-        printer = threading.Thread(target=_print_lines, args=(name, process), name=f"lines of {name}", daemon=True)
-        printer.start()
-        self._children.append(_Child(name=name, process=process, printer=printer))
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        niceness: int = 0,
+        ends_first: bool = False,
+    ) -> None:
+        """Starts a child; its output appears on stderr with `name` before each line.
 
-    def check(self) -> None:
-        """Raises ChildEnded if a child is gone."""
+        `ends_first`: the others are asked to end when it has ended.
+        """
+
+        def start() -> Popen[bytes]:
+            return spawn(command, environment=environment, niceness=niceness, stdout=PIPE, stderr=STDOUT)
+
+        child = _Child(name=name, start=start, restarts=Restarts(), process=start())
+        self._has_started(child)
+        (self._first if ends_first else self._then).append(child)
+
+    def tend_to(self, name: str, process: Popen[bytes], start_again: Callable[[], Popen[bytes]]) -> None:
+        """Starts a child of somebody else again, who also ends it."""
+        child = _Child(name=name, start=start_again, restarts=Restarts(was_ready=True), process=process)
+        self._has_started(child)
+        self._others.append(child)
+
+    def note_ready(self, name: str) -> None:
+        """That child does what it is there for."""
         for child in self._children:
-            code = child.process.poll()
-            if code is not None:
-                how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-                raise ChildEnded(f"{child.name} ended {how}; its last lines stand above")
+            if child.name == name:
+                child.restarts.ready()
+
+    def tend(self) -> None:
+        """Sees who has died and starts again whose time has come. Raises ChildEnded for one that is given up."""
+        for child in self._children:
+            if child.starts_at is None:
+                if (code := child.process.poll()) is not None:
+                    self._has_ended(child, code, f"ended {how(code)}")
+            elif self._clock() >= child.starts_at:
+                self._start_again(child)
+
+    def _start_again(self, child: _Child) -> None:
+        try:
+            child.process = child.start()
+        except OSError as error:
+            self._has_ended(child, 1, f"could not be started: {error}")
+            return
+        child.starts_at = None
+        self._has_started(child)
+        click.echo(f"{child.name} is started again", err=True)
+
+    @property
+    def _children(self) -> Sequence[_Child]:
+        return [*self._others, *self._then, *self._first]
+
+    def _has_started(self, child: _Child) -> None:
+        child.restarts.started(self._clock())
+        if child.process.stdout is not None:
+            child.printers = [printer for printer in child.printers if printer.is_alive()]
+            child.printers.append(_print_lines_of(child.name, child.process))
+
+    def _has_ended(self, child: _Child, code: int, how_it_ended: str) -> None:
+        now = self._clock()
+        try:
+            pause_s = child.restarts.ended(code, now)
+        except GivenUp as why:
+            for printer in child.printers:
+                printer.join(_PATIENCE_S)
+            raise ChildEnded(f"{child.name} {how_it_ended}, {why}; its last lines stand above") from None
+        child.starts_at = now + pause_s
+        click.echo(f"{child.name} {how_it_ended}; it is started again in {pause_s:g} s", err=True)
 
 
-def _print_lines(name: str, process: Popen[bytes]) -> None:
-    assert process.stdout is not None
-    with process.stdout as lines:
-        for line in lines:
-            sys.stderr.write(f"{name:>9} | {line.decode('utf-8', 'replace')}")
-            sys.stderr.flush()
+def _print_lines_of(name: str, process: Popen[bytes]) -> threading.Thread:
+    def run() -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                sys.stderr.write(f"{name:>9} | {line.decode('utf-8', 'replace')}")
+                sys.stderr.flush()
 
-
-class StopSignals:
-    """SIGINT and SIGTERM as a condition to wait for instead of an exception at any line."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._set)
-
-    def _set(self, _number: int, _frame: object) -> None:
-        self._event.set()
-
-    def wait(self, timeout_s: float) -> bool:
-        """True once a signal came."""
-        return self._event.wait(timeout_s)
+    printer = threading.Thread(target=run, name=f"lines of {name}", daemon=True)
+    printer.start()
+    return printer

@@ -103,9 +103,13 @@ class EmbeddedValkey:
         return f"unix://{self._socket}"
 
     @property
-    def pid(self) -> int:
+    def process(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the server is not started"
-        return self._process.pid
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     @property
     def _socket(self) -> Path:
@@ -113,11 +117,11 @@ class EmbeddedValkey:
         return self._folder / _SOCKET_NAME
 
     def __enter__(self) -> EmbeddedValkey:
-        server = self._server or find_server()
+        self._server = server = self._server or find_server()
         _remove_abandoned()
         self._folder = _private_folder()
         try:
-            self._start(server, self._folder)
+            self.start()
             self._wait_until_ready(server)
         except BaseException:
             self._stop()
@@ -129,20 +133,25 @@ class EmbeddedValkey:
     ) -> None:
         self._stop()
 
-    def _start(self, server: Path, folder: Path) -> None:
-        """Settings go in over stdin; what the server says goes to a file that is shown if the start fails."""
-        with (folder / "log").open("wb") as log:
+    def start(self) -> subprocess.Popen[bytes]:
+        """Also again, empty and in the same place, when it has ended; returns before it answers. Raises ConfigError.
+
+        Settings go in over stdin; what the server says goes to a file that is shown if the first start fails.
+        """
+        server, folder = self._server, self._folder
+        assert server is not None and folder is not None, "enter the context first"
+        with (folder / "log").open("ab") as log:
             try:
-                self._process = spawn([str(server), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
+                self._process = process = spawn([str(server), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
             except OSError as error:
                 raise ConfigError(f"{server} cannot be run: {error}") from error
-        stdin = self._process.stdin
-        assert stdin is not None
+        assert process.stdin is not None
         try:
-            with stdin:
+            with process.stdin as stdin:
                 stdin.write(_SETTINGS.format(socket=self._socket, folder=folder).encode())
         except BrokenPipeError:
             pass  # It ended already; waiting for it says why.
+        return process
 
     def _wait_until_ready(self, server: Path) -> None:
         assert self._process is not None

@@ -67,26 +67,12 @@ class EngineHandler:
         self._rules = rules
         self._control = EngineControl(fleet, rules)
         self._num_without_engine = 0
-        self._num_in_hand = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def idle(self) -> None:
-        """Returns when no request is in hand."""
-        await self._idle.wait()
 
     async def answer(self, asked: ClientRequest) -> web.StreamResponse:
         """Of the engines that serve the body's model, of any where it names none, or of all where it is for all."""
-        self._num_in_hand += 1
-        self._idle.clear()
-        try:
-            if is_control(asked.request):
-                return await self._control.answer(asked)
-            return await self._answer(asked)
-        finally:
-            self._num_in_hand -= 1
-            if not self._num_in_hand:
-                self._idle.set()
+        if is_control(asked.request):
+            return await self._control.answer(asked)
+        return await self._answer(asked)
 
     async def _answer(self, asked: ClientRequest) -> web.StreamResponse:
         record, model = asked.record, asked.model

@@ -65,7 +65,7 @@ def folder(demo_model: Path) -> ModelFolder:
 
 @pytest.fixture(scope="module")
 def runner(folder: ModelFolder) -> TorchRunner:
-    return load_runner(folder, dtype="float32", num_blocks=400, kv_memory_bytes=0, max_model_len=None, threads=1)
+    return load_runner(folder, dtype="float32", num_blocks=400, kv_memory=0, max_model_len=None, threads=1)
 
 
 @pytest.fixture(scope="module")

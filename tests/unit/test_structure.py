@@ -17,7 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("prefixcache", "proxy", "worker")
 
 LAYERS = (
-    ("prefixcache.types", "prefixcache.errors", "prefixcache.limits", "prefixcache.cpu"),
+    (
+        "prefixcache.types",
+        "prefixcache.errors",
+        "prefixcache.limits",
+        "prefixcache.cgroups",
+        "prefixcache.step_costs",
+    ),
+    ("prefixcache.cpu", "prefixcache.memory", "prefixcache.model_files"),
     (
         "prefixcache.hashing",
         "prefixcache.protocol",
@@ -29,14 +36,29 @@ LAYERS = (
     ("prefixcache.registry",),
     ("prefixcache.index", "prefixcache.rendering", "prefixcache.routing"),
     ("prefixcache.store", "prefixcache.local_store", "prefixcache.keeper"),
-    ("prefixcache.demo", "prefixcache.simulation"),
+    ("prefixcache.demo", "prefixcache.simulation", "prefixcache.planning"),
     ("prefixcache.cli",),
 )
 """prefixcache from the bottom up: a module imports its own entry or lower layers."""
 
 FENCES = {
-    "torch": ("worker.kv_cache", "worker.attention", "worker.model_runner", "worker.sampler", "worker.model_loader"),
-    "transformers": ("worker.attention", "worker.model_runner", "worker.model_loader"),
+    "torch": (
+        "worker.kv_cache",
+        "worker.kv_memory",
+        "worker.attention",
+        "worker.identity",
+        "worker.model_runner",
+        "worker.sampler",
+        "worker.model_loader",
+        "worker.rope",
+    ),
+    "transformers": (
+        "worker.attention",
+        "worker.identity",
+        "worker.model_runner",
+        "worker.model_loader",
+        "worker.rope",
+    ),
     "safetensors": ("worker.model_loader",),
     "redis": ("prefixcache.store", "prefixcache.index"),
     "hiredis": ("prefixcache.index",),
@@ -101,7 +123,7 @@ def test_imports_inside_the_core_point_down() -> None:
     def place_of(module: str) -> str | None:
         return next((place for place in height if _within(module, place)), None)
 
-    unplaced = [name for name in MODULES if _within(name, "prefixcache.") and place_of(name) is None]
+    unplaced = [name for name in MODULES if name.startswith("prefixcache.") and place_of(name) is None]
     assert unplaced == []
     wrong = []
     for name, imported in EDGES:

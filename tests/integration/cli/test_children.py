@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
-from prefixcache.cli.children import end, spawn
-from prefixcache.cli.stack import ChildEnded, Stack
+from prefixcache.cli.children import end, end_all, spawn
 
 _SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 _STUBBORN = [
@@ -82,11 +82,11 @@ def test_children_are_spawned_from_the_main_thread_only() -> None:
     assert "main thread" in str(caught[0])
 
 
-def test_a_stack_names_the_child_that_ended_and_prints_its_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    with Stack() as stack:
-        stack.start("steady", _SLEEPER, os.environ)
-        stack.start("broken", [sys.executable, "-c", "print('last words'); raise SystemExit(3)"], os.environ)
-        with pytest.raises(ChildEnded, match="broken ended with exit code 3"):
-            while True:
-                stack.check()
-    assert "broken | last words" in capfd.readouterr().err
+def test_several_are_asked_at_once_and_share_the_patience() -> None:
+    children = [spawn(command, stdout=subprocess.PIPE) for command in (_STUBBORN, _SLEEPER, _STUBBORN)]
+    with ExitStack() as outputs:
+        for child in children:
+            assert child.stdout is not None
+            outputs.enter_context(child.stdout).readline()
+        end_all(children, patience_s=0.2)
+    assert [child.returncode for child in children] == [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGKILL]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Literal
 
 import pytest
 
 from prefixcache.index.base import Match
+from proxy.sse_stream import SseStream
 from tests.support.fake_worker import FakeWorker, token_ids
 from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import RunningProxy, body, running_proxy
@@ -95,6 +97,30 @@ async def test_a_client_that_leaves_while_its_body_arrives(store: MemoryStore) -
             await connection.writer.drain()
         await _nothing_left(proxy, 1)
         assert worker.generates == []
+
+
+async def test_a_client_that_leaves_as_its_answer_begins(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = SseStream.begin
+
+    async def begin_too_late(self: SseStream, headers: Mapping[str, str]) -> None:
+        transport = self._request.transport
+        assert transport is not None
+        transport.abort()
+        await begin(self, headers)
+
+    monkeypatch.setattr(SseStream, "begin", begin_too_late)
+    async with FakeWorker.open(store) as worker, running_proxy(store) as proxy:
+        await proxy.ready()
+        async with raw_connection(proxy.port) as connection:
+            connection.send(post(PATH, body(stream=True)))
+            frame = await worker.next_generate()
+            worker.step(frame.id, token_ids("hello"))
+            await _nothing_left(proxy, 1)
+            assert await connection.read_all() == b""
+        await eventually(lambda: worker.aborts == [frame.id])
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_many_clients_that_leave_at_random_leave_nothing_behind(store: MemoryStore) -> None:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
-from proxy import app, worker_link
+from proxy import pulse
 from proxy.prediction import Predictor
 from tests.support.fake_worker import FakeWorker, says, token_ids
 from tests.support.memory_store import MemoryStore
@@ -16,6 +16,7 @@ from tests.support.proxy_harness import RunningProxy, body, running_proxy
 from tests.support.raw_http import post, raw_connection
 from tests.support.tiny_tokenizer import tiny_tokenizer_files
 from tests.support.waiting import eventually
+from tests.unit.proxy.test_load_table import worker_load
 
 
 async def test_a_worker_that_comes_late_makes_the_proxy_ready(store: MemoryStore) -> None:
@@ -330,12 +331,9 @@ async def test_requests_go_to_the_least_waiting_worker(store: MemoryStore) -> No
         assert proxy.metric("prefixcache_num_requests_waiting") == 0, "others' requests are not ours"
 
 
-async def test_a_proxy_that_stops_lets_streams_end_and_tells_those_that_take_longer(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "SHUTDOWN_GRACE_S", 0.3)
+async def test_a_proxy_that_stops_lets_streams_end_and_tells_those_that_take_longer(store: MemoryStore) -> None:
     async with FakeWorker.open(store) as worker, AsyncExitStack() as connections:
-        async with running_proxy(store) as proxy:
+        async with running_proxy(store, drain_s=0.3) as proxy:
             await proxy.ready()
             opened = [await connections.enter_async_context(raw_connection(proxy.port)) for _ in range(2)]
             ids = []
@@ -355,13 +353,15 @@ async def test_a_proxy_that_stops_lets_streams_end_and_tells_those_that_take_lon
 async def test_a_worker_that_fell_silent_gets_no_new_request_while_another_one_may(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_link, "WORKER_SUSPECT_S", 0.5)
+    monkeypatch.setattr(pulse, "WORKER_SUSPECT_S", 0.5)
+    monkeypatch.setattr(pulse, "WORKER_SILENCE_S", 60.0)
     async with (
         FakeWorker.open(store, worker_id="alive", script=says("alive")) as alive,
-        FakeWorker.open(store, worker_id="silent", script=says("silent")),
+        FakeWorker.open(store, worker_id="silent", script=says("silent")) as silent,
         running_proxy(store) as proxy,
     ):
         await proxy.ready(2)
+        alive.is_mute = silent.is_mute = True
         links = {link.worker_id: link for link in proxy.fleet.links}
 
         async def keep_beating() -> None:
@@ -382,7 +382,7 @@ async def test_a_worker_that_fell_silent_gets_no_new_request_while_another_one_m
 async def test_a_worker_whose_step_hangs_gets_no_new_request_while_another_one_may(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_link, "WORKER_STUCK_S", 0.3)
+    monkeypatch.setattr(pulse, "SUSPECT_SHARE", 0.05)
     async with (
         FakeWorker.open(store, worker_id="hung") as hung,
         running_proxy(store) as proxy,
@@ -408,6 +408,16 @@ async def test_a_worker_whose_step_hangs_gets_no_new_request_while_another_one_m
         beating.cancel()
         hung.end(request.id)
         assert (await waiting).status_code == 200
+
+
+async def test_a_slow_worker_has_as_long_for_a_step_as_its_measured_rate_says(store: MemoryStore) -> None:
+    async with FakeWorker.open(store) as worker, running_proxy(store) as proxy:
+        await proxy.ready()
+        (link,) = proxy.fleet.links
+        assert link._measured_rate(link) is None
+        index = store.index(worker.record.namespace)
+        await index.renew(worker.record.incarnation, load=worker_load(prefill_rate=50.0))
+        await eventually(lambda: link._measured_rate(link) == 50.0)
 
 
 async def test_a_stop_waits_for_a_request_that_is_not_on_a_worker_yet(

@@ -11,7 +11,6 @@ import pytest
 
 from prefixcache.limits import HELD_DOWN_S, RECORD_DEAD_AFTER_S
 from prefixcache.types import pack_tokens
-from proxy import app as proxy_app
 from proxy.app import FLEET, HELD
 from tests.support.fake_worker import FakeWorker, says, token_ids
 from tests.support.memory_store import MemoryStore
@@ -21,9 +20,11 @@ from tests.support.waiting import eventually
 
 
 @asynccontextmanager
-async def _without_its_worker(store: MemoryStore, held_s: float = HELD_DOWN_S) -> AsyncIterator[RunningProxy]:
+async def _without_its_worker(
+    store: MemoryStore, held_s: float = HELD_DOWN_S, drain_s: float = 3.0
+) -> AsyncIterator[RunningProxy]:
     """A proxy whose only worker has gone."""
-    async with running_proxy(store, held_s=held_s) as proxy:
+    async with running_proxy(store, held_s=held_s, drain_s=drain_s) as proxy:
         async with FakeWorker.open(store):
             await proxy.ready()
         await proxy.ready(0)
@@ -135,12 +136,9 @@ async def test_a_model_whose_workers_left_long_ago_is_unknown_again(store: Memor
         assert (await proxy.chat(model="gone")).status_code == 404
 
 
-async def test_a_proxy_that_ends_does_not_leave_them_without_an_answer(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proxy_app, "SHUTDOWN_GRACE_S", 0.0)
+async def test_a_proxy_that_ends_does_not_leave_them_without_an_answer(store: MemoryStore) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
-        async with _without_its_worker(store) as proxy:
+        async with _without_its_worker(store, drain_s=0.0) as proxy:
             asking = asyncio.create_task(client.post(proxy.url + "/v1/chat/completions", json=body()))
             await eventually(lambda: _held(proxy) == 1)
         answer = await asking

@@ -77,6 +77,20 @@ def test_says_where_it_listens_and_ends_cleanly(valkey: Server, how: signal.Sign
         assert process.wait(10) == 0
 
 
+def test_told_to_end_it_is_not_ready_first_and_told_again_it_goes(valkey: Server) -> None:
+    with _program("--redis", valkey.url, "--port", "0", "--drain-delay", "600") as (process, log):
+        process.terminate()
+        _log_until(process, b"not ready any more, requests are taken for another 600 s")
+        with pytest.raises(urllib.error.HTTPError) as unready:
+            urllib.request.urlopen(_url(log) + "/ready", timeout=10)
+        with unready.value:
+            assert "shutting down" in json.loads(unready.value.read())["error"]["message"]
+        with urllib.request.urlopen(_url(log) + "/v1/models", timeout=10) as answer:
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+        process.terminate()
+        assert process.wait(10) == 0
+
+
 def test_starts_without_redis() -> None:
     with _program("--redis", "redis://127.0.0.1:1", "--port", "0") as (process, log):
         with pytest.raises(urllib.error.HTTPError) as unready:
@@ -149,6 +163,8 @@ def test_a_port_in_use_is_one_plain_line() -> None:
         ["--port", "99999"],
         ["--key-prefix", "{x}"],
         ["--cors-origin", "x"],
+        ["--drain-delay", "-1"],
+        ["--drain-timeout", "inf"],
         ["--engine", "10.0.0.5:8000"],
         ["--engine", "http://h:1", "--engine", "http://h:1/v1"],
         ["--engine", "http://h:1", "--engine-capacity", "0"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tests.support.folding import folded_chat
 from tests.support.proxy_harness import RunningProxy, body, running_proxy, text_of
 from tests.support.raw_http import post, raw_connection
 from tests.support.scripted_runner import ScriptedRunner, expected_output, made_up_logprobs
+from tests.support.seeds import seeded
 from tests.support.tiny_tokenizer import TINY_EOS_ID, TINY_SPECIAL_TOKENS, tiny_tokenizer_files
 from tests.support.valkey import Server
 from tests.support.waiting import eventually
@@ -163,6 +165,47 @@ async def test_several_choices_with_log_probabilities(valkey: Server) -> None:
         assert again["choices"] == whole["choices"] == folded_chat(events[:-1])["choices"]
 
 
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stream_that_is_cut_at_any_token_goes_on_on_the_other_worker(
+    valkey: Server, stream: bool, seed: int | None
+) -> None:
+    """Again and again: the answers are those of an undisturbed run, token for token, with their log probabilities."""
+    async with _stack(valkey, step_delay_s=0.002) as stack:
+        messages = _messages("hello")
+        fields: dict[str, Any] = {"messages": messages, "max_tokens": 120, "logprobs": True, "top_logprobs": 2, "n": 2}
+        fields |= {"temperature": 0} if seed is None else {"seed": seed, "frequency_penalty": 0.5}
+        undisturbed = (await stack.proxy.chat(**fields)).json()
+        links = stack.proxy.fleet.links
+        random = seeded("streams cut")
+
+        async def ask() -> dict[str, Any]:
+            if not stream:
+                whole: dict[str, Any] = (await stack.proxy.chat(**fields)).json()
+                return whole
+            return folded_chat((await stack.proxy.events(stream_options={"include_usage": True}, **fields))[:-1])
+
+        for _ in range(4):
+            tokens = stack.proxy.metric("prefixcache_inter_token_latency_seconds_count")
+            asking = asyncio.create_task(ask())
+            for cut in sorted(random.sample(range(1, 200), 2)):
+                await eventually(partial(_num_gaps, stack, tokens + cut))
+                for link in links:
+                    if link.own_running and link.stream is not None:
+                        link.stream.cut()
+                        break
+            answer = await asking
+            assert answer["choices"] == undisturbed["choices"]
+            assert answer["usage"]["completion_tokens"] == undisturbed["usage"]["completion_tokens"]
+        assert stack.proxy.metric("prefixcache_continuations_total", outcome="failed") == 0
+        assert stack.proxy.metric("prefixcache_continuations_total") > 0
+        await eventually(lambda: all(worker.worker.engine.load.running == 0 for worker in stack.workers))
+
+
+def _num_gaps(stack: Stack, least: float) -> bool:
+    return stack.proxy.metric("prefixcache_inter_token_latency_seconds_count") >= least
+
+
 async def test_completions_of_texts_and_token_ids(valkey: Server) -> None:
     async with _stack(valkey) as stack:
         texts = [SYSTEM + "one", SYSTEM + "two"]
@@ -275,3 +318,22 @@ async def test_an_emptied_valkey_is_filled_again(valkey: Server) -> None:
 async def _is_hit(stack: Stack) -> bool:
     answer = await stack.proxy.chat(messages=_messages("hello"), max_tokens=1)
     return answer.headers["x-prefixcache-hit-tokens"] != "0"
+
+
+async def test_the_log_tells_what_the_worker_says_each_request_has_cost(
+    valkey: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxy.access_log")
+    async with _stack(valkey, num_workers=1) as stack:
+        for question in ("why", "when"):
+            assert (await stack.proxy.chat(messages=_messages(question), max_tokens=6)).status_code == 200
+    lines = [record.getMessage() for record in caplog.records if record.name == "proxy.access_log"]
+    told = [dict(part.split("=") for part in line.split() if "=" in part) for line in lines if "completions" in line]
+    assert [int(each["cached"]) + int(each["computed"]) for each in told] == [int(each["prompt"]) for each in told]
+    assert (told[0]["cached"], told[1]["completion"]) == ("0", "6")
+    assert int(told[1]["cached"]) > 0
+    for each in told:
+        assert each["preempted"] == "0"
+        parts_ms = [float(each[f"{name}_ms"]) for name in ("queue", "prefill", "decode")]
+        assert min(parts_ms) >= 0
+        assert sum(parts_ms) <= float(each["total_ms"])

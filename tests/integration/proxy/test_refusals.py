@@ -1,4 +1,4 @@
-"""A worker that takes no more, or ends soon: its requests go to another one as long as nothing of an answer is out."""
+"""A worker that takes no more, ends soon, or fails a request: another one answers it, or goes on with it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
+from prefixcache.limits import WORKER_FAULTS, WORKER_TRIAL_FIRST_S
 from prefixcache.protocol import FailKind
+from prefixcache.types import unpack_tokens
+from proxy.fault_breaker import FaultBreaker
 from tests.support.fake_worker import FakeWorker, Script, says, token_ids
+from tests.support.manual_clock import ManualClock
 from tests.support.memory_store import MemoryStore
 from tests.support.pinned_policy import PinnedPolicy
 from tests.support.proxy_harness import RunningProxy, running_proxy, text_of
@@ -114,20 +119,95 @@ async def test_a_choice_goes_elsewhere_alone(store: MemoryStore, kind: FailKind)
         assert placed == settled
 
 
-async def test_after_the_first_token_it_stays_an_error(store: MemoryStore) -> None:
+@pytest.mark.parametrize("kind", ["overloaded", "draining", "worker_fault"])
+async def test_after_the_first_token_another_one_goes_on(store: MemoryStore, kind: FailKind) -> None:
     async with _world(store) as (proxy, first, second):
-        streaming = asyncio.create_task(proxy.events())
+        streaming = asyncio.create_task(proxy.events(stream_options={"include_usage": True}))
         frame = await first.next_generate()
+        first.started(frame.id, cached_tokens=3)
         first.step(frame.id, token_ids("hel"))
         await eventually(lambda: proxy.metric("prefixcache_time_to_first_token_seconds_count") == 1)
-        first.fail(frame.id, "overloaded")
-        assert (await streaming)[-1]["error"]["code"] == "rate_limit_exceeded"
-        assert second.generates == []
+        first.fail(frame.id, kind)
+        rest = await second.next_generate()
+        assert tuple(unpack_tokens(rest.output_ids)) == token_ids("hel")
+        second.step(rest.id, token_ids("lo"), index=len(token_ids("hel")))
+        second.end(rest.id, output_tokens=len(token_ids("lo")))
+        events = await streaming
+        assert text_of(events) == "hello" and events[-1] == "[DONE]"
+        usage = events[-2]["usage"]
+        assert usage["completion_tokens"] == len(token_ids("hel")) + len(token_ids("lo"))
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 3
+        assert proxy.metric("prefixcache_continuations_total", outcome="moved") == 1
+        assert proxy.metric("prefixcache_num_requests_running") == 0
 
 
-async def test_a_wrong_request_and_a_fault_are_nobody_elses_matter(store: MemoryStore) -> None:
+async def test_a_wrong_request_is_nobody_elses_matter(store: MemoryStore) -> None:
     async with _world(store) as (proxy, first, second):
-        for kind, status in (("refused", 400), ("worker_fault", 502)):
-            first.script = lambda _, kind=kind: Script(fail=kind)
-            assert (await proxy.chat()).status_code == status
+        first.script = lambda _: Script(fail="refused")
+        for _ in range(WORKER_FAULTS + 1):
+            assert (await proxy.chat()).status_code == 400
         assert second.generates == []
+        assert proxy.metric("prefixcache_worker_breaker_open") == 0
+
+
+async def test_a_worker_that_fails_everything_is_passed_over_but_for_trials_until_it_works_again(
+    store: MemoryStore,
+) -> None:
+    """No client sees an error, though all its requests would go there."""
+    clock = ManualClock(1_000.0)
+    async with _world(store) as (proxy, first, second):
+        second.script = says("hi")
+        first.script = lambda _: Script(fail="worker_fault")
+        for link in proxy.fleet.links:
+            link.breaker = FaultBreaker(clock=clock)
+            assert link.stream is not None
+            link.stream.breaker = link.breaker
+
+        async def ask(times: int) -> int:
+            """How many of them the first worker was asked."""
+            before = len(first.generates)
+            for _ in range(times):
+                assert (await proxy.chat()).status_code == 200
+            return len(first.generates) - before
+
+        assert await ask(50) == WORKER_FAULTS
+        assert proxy.metric("prefixcache_worker_breaker_open", worker="first") == 1
+        clock.now += WORKER_TRIAL_FIRST_S
+        assert await ask(10) == 1, "a trial"
+        clock.now += WORKER_TRIAL_FIRST_S
+        assert await ask(10) == 0, "the pause is twice as long"
+        first.script = says("hi")
+        clock.now += WORKER_TRIAL_FIRST_S
+        assert await ask(10) == 10
+        assert proxy.metric("prefixcache_worker_breaker_open") == 0
+
+
+async def test_a_process_that_was_started_anew_is_trusted_at_once(store: MemoryStore) -> None:
+    async with _world(store) as (proxy, first, second):
+        second.script = says("hi")
+        first.script = lambda _: Script(fail="worker_fault")
+        for _ in range(WORKER_FAULTS):
+            assert (await proxy.chat()).headers["x-prefixcache-worker"] == "second"
+        assert proxy.metric("prefixcache_worker_breaker_open", worker="first") == 1
+        first.drop()
+        await eventually(lambda: first.num_connections == 2)
+        await proxy.ready(2)
+        assert proxy.metric("prefixcache_worker_breaker_open", worker="first") == 1, "it is the same one still"
+        first.script = says("hi")
+        first.record = replace(first.record, started_at=first.record.started_at + 1)
+        first.drop()
+        await eventually(lambda: first.num_connections == 3)
+        await proxy.ready(2)
+        assert (await proxy.chat()).headers["x-prefixcache-worker"] == "first"
+        assert proxy.metric("prefixcache_worker_breaker_open", worker="first") == 0
+
+
+async def test_where_all_workers_fail_they_are_used_all_the_same(store: MemoryStore) -> None:
+    async with _world(store) as (proxy, first, second):
+        for worker in (first, second):
+            worker.script = lambda _: Script(fail="worker_fault")
+        for _ in range(2 * WORKER_FAULTS):
+            assert (await proxy.chat()).status_code == 502
+        assert len(first.generates) == len(second.generates) == 2 * WORKER_FAULTS
+        first.script = says("hi")
+        assert (await proxy.chat()).status_code == 200

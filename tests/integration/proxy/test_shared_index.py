@@ -143,7 +143,9 @@ async def test_pending_claims_end_with_the_first_token(store: MemoryStore) -> No
 
 
 @pytest.mark.parametrize("how", ["client leaves", "worker fails", "worker dies"])
-async def test_pending_claims_of_a_request_without_a_token_are_released(store: MemoryStore, how: str) -> None:
+async def test_pending_claims_of_a_request_without_a_token_go_where_it_goes_and_are_released(
+    store: MemoryStore, how: str
+) -> None:
     async with _world(store) as world:
         proxy = world.proxies[0]
         async with _asking(proxy, "a"):
@@ -157,7 +159,9 @@ async def test_pending_claims_of_a_request_without_a_token_are_released(store: M
             elif how == "worker dies":
                 worker.drop()
             if how != "client leaves":
-                await eventually(lambda: proxy.metric("prefixcache_requests_total") == 1)
+                (other,) = [each for each in world.workers if each is not worker]
+                await other.next_generate()
+                assert set(await world.pending(frame)) == {other.record.incarnation}
         await eventually(lambda: proxy.metric("prefixcache_pending_claims_total", change="released") == 1)
         assert await world.pending(frame) == {}
         await eventually(world.is_zero)

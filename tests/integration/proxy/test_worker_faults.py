@@ -1,4 +1,4 @@
-"""What clients see when the worker breaks."""
+"""What clients see when the only worker breaks: there is no other one to answer, or to go on."""
 
 from __future__ import annotations
 
@@ -36,16 +36,23 @@ def _impossible_id(worker: FakeWorker, request_id: str) -> None:
     worker.end(request_id, "aborted")
 
 
-FAULTS = [_drop, _garbage, _fault, _skip, _impossible_id]
+FAULTS = [
+    (_drop, 503, "unavailable"),
+    (_garbage, 503, "unavailable"),
+    (_fault, 502, "worker_fault"),
+    (_skip, 502, "worker_fault"),
+    (_impossible_id, 502, "worker_fault"),
+]
+"""One that was lost with its stream may come back, and is waited for if there is time; one that failed it is not."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "status", "code"), FAULTS)
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("started", [True, False])
-async def test_before_the_first_token_it_is_a_502(
-    store: MemoryStore, fault: Callable[[FakeWorker, str], None], stream: bool, started: bool
+async def test_before_the_first_token_it_has_its_status(
+    store: MemoryStore, fault: Callable[[FakeWorker, str], None], status: int, code: str, stream: bool, started: bool
 ) -> None:
-    async with FakeWorker.open(store) as worker, running_proxy(store) as proxy:
+    async with FakeWorker.open(store) as worker, running_proxy(store, held_s=0.0) as proxy:
         await proxy.ready()
         asking = asyncio.create_task(proxy.chat(stream=stream))
         frame = await worker.next_generate()
@@ -53,19 +60,19 @@ async def test_before_the_first_token_it_is_a_502(
             worker.started(frame.id)
         fault(worker, frame.id)
         answer = await asking
-        assert answer.status_code == 502
+        assert answer.status_code == status
         error = answer.json()["error"]
-        assert (error["type"], error["code"]) == ("server_error", "worker_fault")
+        assert (error["type"], error["code"]) == ("server_error", code)
         assert "doom" not in error["message"]
-        assert proxy.metric("prefixcache_requests_total", code="502") == 1
+        assert proxy.metric("prefixcache_requests_total", code=str(status)) == 1
         assert proxy.metric("prefixcache_num_requests_running") == 0
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "status", "code"), FAULTS)
 async def test_inside_a_stream_it_is_an_error_event_and_no_done(
-    store: MemoryStore, fault: Callable[[FakeWorker, str], None]
+    store: MemoryStore, fault: Callable[[FakeWorker, str], None], status: int, code: str
 ) -> None:
-    async with FakeWorker.open(store) as worker, running_proxy(store) as proxy:
+    async with FakeWorker.open(store) as worker, running_proxy(store, held_s=0.0) as proxy:
         await proxy.ready()
         streaming = asyncio.create_task(proxy.events())
         frame = await worker.next_generate()
@@ -74,9 +81,9 @@ async def test_inside_a_stream_it_is_an_error_event_and_no_done(
         fault(worker, frame.id)
         events = await streaming
         assert text_of(events) == "hello"
-        assert events[-1]["error"]["code"] == "worker_fault"
+        assert events[-1]["error"]["code"] == code
         assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
-        assert proxy.metric("prefixcache_requests_total", code="502") == 1
+        assert proxy.metric("prefixcache_requests_total", code=str(status)) == 1
         assert proxy.metric("prefixcache_prompt_tokens_total") == 0
 
 

@@ -50,5 +50,5 @@ async def test_one_that_fails_or_is_left(started: bool) -> None:
                 case.started()
             if fails:
                 case.stream.fail_all(WorkerFault("gone"))
-                assert case.reserved.calls == [*before, "gone"]
+                assert list(dict.fromkeys(case.reserved.calls)) == [*before, "gone"]
         assert set(case.reserved.calls) == {*before, "gone"}

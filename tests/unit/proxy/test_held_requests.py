@@ -121,6 +121,42 @@ async def test_all_are_turned_away() -> None:
     tasks = [world.start(name) for name in "ab"]
     await eventually(lambda: world.queue.num_held == 2)
     world.queue.turn_away(Unavailable("shutting down"))
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
+    late = world.start("c")
+    for result in await asyncio.gather(*tasks, late, return_exceptions=True):
         assert type(result) is Unavailable
-    assert world.queue.num_held == 0
+    assert (world.queue.num_held, world.count("refused")) == (0, 3)
+
+
+async def test_whoever_asks_the_same_is_asked_for_once_and_each_may_leave() -> None:
+    world = World()
+    answers = {"x": False, "y": False}
+    asked: list[str] = []
+
+    def is_there(key: str) -> bool:
+        asked.append(key)
+        return answers[key]
+
+    held = [
+        world.queue.hold(key, lambda key=key: is_there(key), ERROR, 5.0)  # type: ignore[misc]  # a default argument
+        for key in ("x", "x", "y", "x")
+    ]
+    await eventually(lambda: "y" in asked)
+    assert asked == ["x", "y"] * (len(asked) // 2)
+    held[1].cancel()
+    answers["x"] = True
+    await eventually(lambda: held[3].done())
+    assert [each.done() for each in held] == [True, True, False, True]
+    held[2].cancel()
+    await eventually(lambda: world.queue.num_held == 0)
+    assert (world.count("placed"), world.count("left")) == (2, 2)
+
+
+async def test_a_wait_that_is_left_counts_against_the_patience_of_its_request() -> None:
+    clock = ManualClock(0.0)
+    world = World(clock=clock)
+    patience = world.queue.patience()
+    held = patience.hold("key", lambda: False, ERROR)
+    clock.now += 2.0
+    held.cancel()
+    await asyncio.sleep(0)
+    assert patience._left_s == 3.0

@@ -8,6 +8,7 @@ from typing import Any
 
 from prefixcache.protocol import Generate, Sampling
 from prefixcache.routing.base import Decision
+from prefixcache.types import unpack_tokens
 from proxy.expectation import Expectation
 from proxy.placement import Placement
 from proxy.prediction import Prompt
@@ -72,6 +73,15 @@ def test_limits_are_those_of_the_worker_it_goes_to() -> None:
     assert (frame.max_tokens, frame.sampling.min_tokens, frame.stop_token_ids) == (5, 5, (2, 3, 9))
     assert frames.frame(CLAIMED, 0, is_first=True).sampling.min_tokens == 8
     assert _frames(ignore_eos=True).frame(CLAIMED, 0, is_first=True).stop_token_ids == ()
+
+
+def test_what_was_generated_goes_along_and_counts_against_the_limits() -> None:
+    frames = _frames(sampling=Sampling(seed=0, min_tokens=12))
+    first = frames.frame(CLAIMED, 0, is_first=True)
+    assert (first.output_ids, first.max_tokens, first.sampling.min_tokens) == (b"", 10, 10)
+    rest = frames.frame(_placement(Expectation(), max_tokens=7), 0, is_first=False, output=(5, 6, 7))
+    assert tuple(unpack_tokens(rest.output_ids)) == (5, 6, 7)
+    assert (rest.max_tokens, rest.sampling) == (10, first.sampling)
 
 
 def test_the_wait_counts_from_the_request() -> None:

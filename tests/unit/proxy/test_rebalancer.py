@@ -116,6 +116,17 @@ async def test_the_one_with_most_before_it() -> None:
         assert moved == [each == max(seconds) for each in seconds]
 
 
+async def test_a_worker_that_failed_lately_is_asked_for_nothing() -> None:
+    """It looks idle because nobody sends it anything."""
+    with ExitStack() as scopes:
+        world = await _two_workers(scopes)
+        asked = [await world.wait(name) for name in range(3)]
+        world.idle.breaker.hung()
+        assert not any(world.moved(*asked))
+        world.idle.breaker.answered()
+        assert any(world.moved(*asked))
+
+
 async def test_who_has_waited_longer_goes_first_and_gains_less() -> None:
     with ExitStack() as scopes:
         world = await _two_workers(scopes)

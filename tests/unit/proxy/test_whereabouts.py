@@ -9,17 +9,21 @@ from typing import Any, cast
 
 import pytest
 
-from prefixcache.errors import Draining, InvalidRequest, NoWorkerReady, Overloaded, Unavailable, WorkerFault
+from prefixcache.errors import InvalidRequest, NoWorkerReady, Overloaded, Unavailable, WorkerFault
 from prefixcache.limits import MAX_MOVES
 from prefixcache.protocol import Abort, End, Fail, Generate, Hello, Started, Step, StepEntry, Usage, encode
 from prefixcache.protocol import decode_from_proxy as decode
 from proxy.generation import Generation, MoveOutcome
+from proxy.held_requests import HeldRequests
 from proxy.prompt_frames import PromptFrames
 from proxy.sampling_fields import GenerationOptions
-from proxy.whereabouts import Whereabouts
+from proxy.scored_tokens import ScoredToken, ScoredTokens
+from proxy.whereabouts import Ways, Whereabouts
 from proxy.worker_link import WorkerLink
 from proxy.worker_stream import WorkerStream
 from tests.support.fake_worker import token_ids
+from tests.support.manual_clock import ManualClock
+from tests.support.memory_store import FaultyIndex
 from tests.support.recording_transport import RecordingTransport
 from tests.unit.proxy.test_generation import RENDERER
 from tests.unit.proxy.test_placer import Proxy, _world, prompt
@@ -50,6 +54,10 @@ class Wire:
     def num_asked_back(self) -> int:
         return sum(frame.if_waiting for frame in self.frames(Abort))
 
+    @property
+    def num_aborted(self) -> int:
+        return sum(not frame.if_waiting for frame in self.frames(Abort))
+
     def say(self, frame: Any) -> None:
         self._stream.data_received(encode(frame))
 
@@ -74,30 +82,58 @@ class Wire:
 class World:
     """One generation placed by a real placer, on workers that the test plays."""
 
-    def __init__(self, proxy: Proxy, scopes: ExitStack, minor: int) -> None:
+    def __init__(self, proxy: Proxy, index: FaultyIndex, scopes: ExitStack, minor: int = 2) -> None:
         self.proxy = proxy
+        self.index = index
         self.wires = {link.worker_id: Wire(link, minor) for link in proxy.links}
         self.scopes = scopes
         self.movable: set[Generation] = set()
         self.texts: list[str] = []
         self.outcomes: list[MoveOutcome] = []
+        self.tokens: list[ScoredToken] = []
+        self.counts: list[int] = []
+        self.clock = ManualClock(0.0)
+        self.held = HeldRequests(lambda _: True, proxy.metrics)
+        self._numbers = itertools.count(1)
 
     async def generation(self, *, is_alone: bool = True, num_choices: int = 1) -> Generation:
         """The first choice of a prompt."""
+        return (await self.generations(is_alone=is_alone, n=num_choices))[0]
+
+    async def generations(
+        self,
+        *,
+        is_alone: bool = False,
+        stops: tuple[str, ...] = (),
+        is_scored: bool = False,
+        **options: Any,
+    ) -> list[Generation]:
+        """All choices of a prompt."""
         asked = prompt()
-        (reserved,) = await self.proxy.place(self.scopes, asked, n=num_choices)
+        (reserved,) = await self.proxy.place(self.scopes, asked, **options)
         frames = PromptFrames(
-            asked, GenerationOptions(model="tiny"), request_numbers=itertools.count(1), received_at=0.0
+            asked, GenerationOptions(model="tiny", **options), request_numbers=self._numbers, received_at=0.0
         )
-        whereabouts = Whereabouts(self.proxy.placer, reserved, frames, 0, self.scopes, is_alone=is_alone)
-        return Generation(
-            whereabouts,
-            detokenizer=RENDERER.detokenizer(),
-            stop_strings=(),
-            on_text=lambda text, _: self.texts.append(text),
-            on_tokens=lambda _: None,
-            movable=self.movable,
-        )
+        ways = Ways(placer=self.proxy.placer, held=self.held, metrics=self.proxy.metrics, clock=self.clock)
+        return [
+            Generation(
+                Whereabouts(ways, reserved, frames, choice, self.scopes, is_alone=is_alone),
+                detokenizer=RENDERER.detokenizer(),
+                stop_strings=stops,
+                scored=ScoredTokens(RENDERER.token_bytes) if is_scored else None,
+                on_text=self._take_text,
+                on_tokens=self.counts.append,
+                movable=self.movable,
+            )
+            for choice in range(options.get("n", 1))
+        ]
+
+    def _take_text(self, text: str, tokens: Sequence[ScoredToken]) -> None:
+        self.texts.append(text)
+        self.tokens += tokens
+
+    def count(self, outcome: str) -> float:
+        return float(self.proxy.metrics.continuations.labels(outcome)._value.get())
 
     def at(self, generation: Generation) -> Wire:
         return self.wires[generation.whereabouts.placement.link.worker_id]
@@ -110,8 +146,8 @@ class World:
 
 
 async def _of(scopes: ExitStack, num_workers: int = 2, minor: int = 2) -> World:
-    _, (proxy,) = await _world(num_workers=num_workers)
-    return World(proxy, scopes, minor)
+    index, (proxy,) = await _world(num_workers=num_workers)
+    return World(proxy, index, scopes, minor)
 
 
 def _fail(wire: Wire, kind: Any, retry_after_s: float = 0.0) -> None:
@@ -291,7 +327,7 @@ async def test_an_idle_worker_is_free_again_whatever_goes_wrong_on_the_way(monke
             def fails(*_: object) -> None:
                 raise RuntimeError("a fault of our own")
 
-            monkeypatch.setattr(generation.whereabouts, "move", fails)
+            monkeypatch.setattr(Whereabouts, "move", fails)
             generation.move_to(other.link, world.outcomes.append)
             wire.ends("aborted")
             assert world.outcomes == ["failed"]
@@ -303,8 +339,9 @@ async def test_what_is_told_where_nobody_takes_it() -> None:
         (("draining", "draining"), NoWorkerReady),
         (("draining", "overloaded"), Overloaded),
         (("overloaded", "draining"), Overloaded),
-        (("overloaded", "worker_fault"), WorkerFault),
-        (("worker_fault",), WorkerFault),
+        (("overloaded", "worker_fault"), Overloaded),
+        (("worker_fault", "overloaded"), Overloaded),
+        (("worker_fault", "worker_fault"), WorkerFault),
     ):
         with ExitStack() as scopes:
             world = await _of(scopes)
@@ -313,17 +350,6 @@ async def test_what_is_told_where_nobody_takes_it() -> None:
                     _fail(world.at(generation), kind)
                 assert type(generation.error) is error, kinds
         assert world.is_quiet()
-
-
-async def test_a_refusal_after_the_first_token_is_the_end() -> None:
-    with ExitStack() as scopes:
-        world = await _of(scopes)
-        async with await world.generation() as generation:
-            wire, (other,) = world.at(generation), world.others(generation)
-            wire.say(Step(entries=(StepEntry(id=wire.last.id, index=0, ids=IDS),)))
-            _fail(wire, "draining")
-            assert isinstance(generation.error, Draining) and not other.frames(Generate)
-    assert world.is_quiet()
 
 
 async def test_a_worker_that_is_lost_before_anything_is_sent() -> None:

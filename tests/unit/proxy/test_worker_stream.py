@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -39,7 +38,8 @@ from prefixcache.protocol import (
     encode,
 )
 from prefixcache.worker_token import NONCE_BYTES, Exchange
-from proxy.worker_stream import WorkerStream, cut_when_silent
+from proxy.fault_breaker import FaultBreaker
+from proxy.worker_stream import WorkerStream
 from tests.support.recording_transport import RecordingTransport
 
 SPACE = "0123456789abcdef"
@@ -281,19 +281,78 @@ async def test_a_broken_stream_is_cut(data: bytes) -> None:
     assert isinstance(sink.calls[-1], WorkerFault)
 
 
-async def test_silence_cuts_the_stream_and_frames_keep_it() -> None:
+class CountingBreaker(FaultBreaker):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def failed(self) -> None:
+        self.told.append("failed")
+
+    def gave_token(self) -> None:
+        self.told.append("token")
+
+    def answered(self) -> None:
+        self.told.append("answered")
+
+
+def _malformed_end(wire: Wire) -> None:
+    wire.stream.data_received(_body({"type": "end", "id": "a", "reason": 7}))
+
+
+def _nothing_skipped_but_its_sink_says_so(wire: Wire) -> None:
+    wire.receive(_step(("faulty", 0, (1,))))
+
+
+@pytest.mark.parametrize(
+    ("happens", "told"),
+    [
+        (lambda wire: wire.receive(Fail(id="a", kind="worker_fault", message="x")), ["failed"]),
+        (lambda wire: wire.receive(Fail(id="a", kind="overloaded", message="x")), []),
+        (lambda wire: wire.receive(Fail(id="a", kind="draining", message="x")), []),
+        (lambda wire: wire.receive(Fail(id="a", kind="refused", message="x")), []),
+        (lambda wire: wire.receive(Fail(id="unknown", kind="worker_fault", message="x")), []),
+        (lambda wire: wire.receive(_step(("a", 0, (1,)))), ["token"]),
+        (lambda wire: wire.receive(End(id="a", reason="length", usage=USAGE)), ["answered"]),
+        (lambda wire: wire.receive(End(id="a", reason="aborted", usage=USAGE)), []),
+        (lambda wire: wire.transport.abort(), ["failed"]),
+        (_malformed_end, ["failed"]),
+        (_nothing_skipped_but_its_sink_says_so, ["token", "failed"]),
+    ],
+)
+async def test_what_tells_of_a_sick_worker(happens: Callable[[Wire], None], told: list[str]) -> None:
     wire = Wire()
-    watch = asyncio.create_task(cut_when_silent(wire.stream, silence_s=0.1))
-    loop = asyncio.get_running_loop()
-    heard_until = loop.time() + 0.3
-    while loop.time() < heard_until:
-        wire.receive(Beat(incarnation=5, step=0, running=0, waiting=0))
-        await asyncio.sleep(0.01)
-    assert wire.stream.open
-    async with asyncio.timeout(5):
-        await watch
-    assert not wire.stream.open
-    assert loop.time() - wire.stream.last_frame_at > 0.1
+    breaker = wire.stream.breaker = CountingBreaker()
+    for request_id in "abc":
+        wire.generate(request_id, RecordingSink())
+    wire.generate("faulty", RecordingSink(WorkerFault("it skipped tokens")))
+    happens(wire)
+    assert breaker.told == told
+
+
+async def test_a_stream_without_requests_may_go_without_a_fault() -> None:
+    wire = Wire()
+    breaker = wire.stream.breaker = CountingBreaker()
+    wire.transport.abort()
+    assert breaker.told == []
+
+
+async def test_what_a_cut_off_worker_did_is_told() -> None:
+    wire = Wire()
+    sink = RecordingSink()
+    wire.generate("a", sink)
+    wire.stream.cut("made no step for 5 s")
+    assert str(sink.calls[-1]) == "worker w1 made no step for 5 s while it held the request"
+
+
+async def test_a_worker_that_drains_says_so_in_its_beats() -> None:
+    wire = Wire()
+    wire.receive(Beat(incarnation=5, step=0, running=0, waiting=0))
+    assert not wire.stream.is_draining
+    wire.receive(Beat(incarnation=5, step=0, running=0, waiting=0, draining=True))
+    assert wire.stream.is_draining and len(wire.beats) == 2
 
 
 async def test_a_token_reaches_its_sink_inside_data_received() -> None:

@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from prefixcache.errors import Overloaded, Unavailable
-from prefixcache.protocol import Abort, Fail, FailKind, Hello, Started
+from prefixcache.protocol import Abort, Beat, Fail, FailKind, Hello, Started
 from tests.unit.proxy.test_worker_stream import SPACE, RecordingSink, Wire
 
 
@@ -21,6 +21,16 @@ async def test_only_one_that_drains_says_something_about_the_requests_to_come(ki
     wire.generate("b", RecordingSink())
     wire.receive(Fail(id="b", kind="overloaded", message="told"))
     assert wire.stream.is_draining == (kind == "draining"), "for good"
+
+
+async def test_one_that_drains_says_so_in_its_beats() -> None:
+    wire = Wire()
+    wire.receive(Beat(incarnation=1, step=1, running=0, waiting=0))
+    assert not wire.stream.is_draining
+    wire.receive(Beat(incarnation=1, step=1, running=0, waiting=0, draining=True))
+    assert wire.stream.is_draining
+    wire.receive(Beat(incarnation=1, step=1, running=0, waiting=0))
+    assert wire.stream.is_draining, "for good"
 
 
 @pytest.mark.parametrize(("told_s", "again_s"), [(0.0, 1), (0.2, 1), (2.1, 3), (1e6, 60), (inf, 1), (nan, 1)])

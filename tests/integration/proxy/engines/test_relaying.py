@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-import proxy.app
 from tests.support.answer_bytes import (
     LAST_CHUNK,
     chat_answer,
@@ -259,8 +258,7 @@ async def test_a_slow_reader_slows_the_engine_down_and_gets_every_byte() -> None
         assert first + b"".join(await client.chunks()) == b"".join(events)
 
 
-async def test_a_proxy_that_stops_tells_those_who_are_still_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy.app, "SHUTDOWN_GRACE_S", 0.1)
+async def test_a_proxy_that_stops_tells_those_who_are_still_served() -> None:
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(engine_proxy())
         client = await stack.enter_async_context(raw_connection(running.proxy.port))
