@@ -26,9 +26,11 @@ _USUAL_CONTEXT = 8_192
 @click.command(
     "plan",
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    help="Tell what fits: MODEL is a folder in Hugging Face layout, a config.json, or `demo`; see docs/plan.md.",
+    help="Tell what fits of a model's KV; see docs/plan.md.",
 )
-@click.argument("model")
+@click.option(
+    "--model", required=True, metavar="DIR|FILE|demo", help="Folder in Hugging Face layout, a config.json, or `demo`."
+)
 @click.option(
     "--kv-memory",
     metavar="SIZE|PERCENT",
@@ -107,5 +109,7 @@ def _config_path(model: str) -> Path:
     if path.is_dir():
         return path / "config.json"
     if not path.is_file():
-        raise ConfigError(f"{model} is neither a folder nor a file; name a model folder, a config.json, or `{DEMO}`")
+        raise ConfigError(
+            f"--model is {model}, neither a folder nor a file; name a model folder, a config.json, or `{DEMO}`"
+        )
     return path

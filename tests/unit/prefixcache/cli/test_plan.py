@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def figures(model: Path, *flags: str) -> dict[str, Any]:
-    arguments = [str(model), "--dtype", "bfloat16", "--json", *flags]
+    arguments = ["--model", str(model), "--dtype", "bfloat16", "--json", *flags]
     result = CliRunner().invoke(plan, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     content: dict[str, Any] = json.loads(result.stdout)
@@ -100,7 +100,7 @@ def test_a_short_model_is_asked_about_its_longest(folder: Path) -> None:
 
 
 def test_words_without_json(folder: Path) -> None:
-    result = CliRunner().invoke(plan, [str(folder), "--context", "3000", "--shared-prefix", "2000"])
+    result = CliRunner().invoke(plan, ["--model", str(folder), "--context", "3000", "--shared-prefix", "2000"])
     assert result.exit_code == 0
     assert "at 3,000 tokens" in result.stdout and "sharing 2,000" in result.stdout
 
@@ -118,20 +118,20 @@ def test_words_without_json(folder: Path) -> None:
 )
 def test_what_cannot_be_is_refused(folder: Path, flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CliRunner().invoke(plan, [str(folder), *flags], catch_exceptions=False)
+        CliRunner().invoke(plan, ["--model", str(folder), *flags], catch_exceptions=False)
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is neither a folder nor a file; name a model folder"):
-        CliRunner().invoke(plan, [str(tmp_path / "none")], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="neither a folder nor a file; name a model folder"):
+        CliRunner().invoke(plan, ["--model", str(tmp_path / "none")], catch_exceptions=False)
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        CliRunner().invoke(plan, [str(tmp_path)], catch_exceptions=False)
+        CliRunner().invoke(plan, ["--model", str(tmp_path)], catch_exceptions=False)
 
 
 def test_it_needs_no_torch(folder: Path) -> None:
     probe = (
         "import sys; from click.testing import CliRunner; from prefixcache.cli.plan import plan; "
-        f"CliRunner().invoke(plan, [{str(folder)!r}], catch_exceptions=False); "
+        f"CliRunner().invoke(plan, ['--model', {str(folder)!r}], catch_exceptions=False); "
         "print([name for name in ('torch', 'transformers', 'numpy', 'safetensors') if name in sys.modules])"
     )
     outcome = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
