@@ -1,10 +1,10 @@
 """How far the simulator agrees with an earlier one, written apart from it, about the policies that both know.
 
-On the coding traces a fleet thrashes and the seed moves a hit rate by 3 points and times by a third, so there the
-figures of both are means over twenty seeds; on the others they are of one seed there and of three here. The policies
-know the workers' prefill rate in both.
-Consistent hashing is compared with a sound hash in both: by the one that the earlier simulator had (the lower half of
-CPython's hash of a tuple) workers get unequal shares of sixty sessions, which costs 6 points of hit rate on coding_21.
+Where a fleet thrashes the seed moves a hit rate by 3 points and times by a third and more, so there the figures of both
+are means over twenty seeds, and times are not judged; elsewhere they are of one seed there and of three here. The
+policies know the workers' prefill rate in both. Consistent hashing is compared with a sound hash in both: by the one
+that the earlier simulator had (the lower half of CPython's hash of a tuple) workers get unequal shares of sixty
+sessions, which costs 6 points of hit rate on coding_21.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ HIT_POINTS = 1.5
 TIMES = 0.20
 
 SEEDS = range(20)
-SCATTERED = ("consistent_hash", "sglang_tree", "longest_prefix", "dynamo_cost", "llmd_sticky", "least_ttft")
-"""Their figures on a closed loop move with the seed: they are run over all SEEDS there."""
+THRASHING_S = 150.0
+"""From this p99 on."""
 
 Figures = tuple[float, float, float, float | None]
 """Hit rate in points; p50, p99 and, where it is known, the mean of the times to the first token, in seconds."""
@@ -41,7 +41,7 @@ PUBLISHED: Mapping[str, Mapping[str, Figures]] = {
         "round_robin": (44.4, 13.0, 80.0, None),
         "consistent_hash": (48.8, 3.7, 43.0, None),
         "sglang_tree": (52.5, 3.6, 23.0, None),
-        "longest_prefix": (46.7, 0.9, 490.0, None),
+        "longest_prefix": (47.5, 1.4, 503.0, 95.8),
         "dynamo_cost": (48.3, 3.4, 16.0, None),
         "llmd_sticky": (51.3, 1.6, 13.0, None),
         "least_ttft": (50.2, 1.6, 14.0, None),
@@ -71,6 +71,12 @@ PUBLISHED: Mapping[str, Mapping[str, Figures]] = {
 """8 workers, caches of 10 % of the unique blocks, 25 % on the coding traces."""
 
 
+def thrashes(trace: str, policy: str) -> bool:
+    """By the earlier simulator; not so where that does not know the policy or the trace."""
+    figures = PUBLISHED.get(trace, {}).get(policy)
+    return figures is not None and figures[2] >= THRASHING_S
+
+
 def agreement(found: Mapping[tuple[str, str], Sequence[Outcome]]) -> tuple[Table, list[Floor]]:
     """By trace and policy, the outcomes of several seeds."""
     rows: list[Mapping[str, object]] = []
@@ -95,9 +101,10 @@ def agreement(found: Mapping[tuple[str, str], Sequence[Outcome]]) -> tuple[Table
                 }
             )
             floors.append(Floor(what=f"{trace}, {policy}: hit rate, points off", value=points, most=HIT_POINTS))
-            floors.append(Floor(what=f"{trace}, {policy}: times, off by", value=times, most=TIMES))
+            if not thrashes(trace, policy):
+                floors.append(Floor(what=f"{trace}, {policy}: times, off by", value=times, most=TIMES))
         if here:
-            swapped = _swapped(here, {policy: found[trace, policy] for policy in here})
+            swapped = _swapped(trace, here, {policy: found[trace, policy] for policy in here})
             floors.append(Floor(what=f"{trace}: pairs of policies in another order", value=float(swapped), most=0.0))
     return Table(title="Agreement with an earlier simulator, least to most over the seeds", rows=rows), floors
 
@@ -113,7 +120,7 @@ def _off(expected: Figures, outcomes: Sequence[Outcome]) -> tuple[float, float]:
     return points, max(abs(is_ / was - 1) for was, is_ in zip(times, found, strict=True) if was is not None)
 
 
-def _swapped(expected: Mapping[str, Figures], found: Mapping[str, Sequence[Outcome]]) -> int:
+def _swapped(trace: str, expected: Mapping[str, Figures], found: Mapping[str, Sequence[Outcome]]) -> int:
     """Pairs that differ clearly there, by twice what is allowed, and the other way round here, in the mean."""
     swapped = 0
     for one, other in combinations(expected, 2):
@@ -122,6 +129,8 @@ def _swapped(expected: Mapping[str, Figures], found: Mapping[str, Sequence[Outco
         swapped += abs(apart) > 2 * HIT_POINTS and (hits[0] - hits[1]) * apart < 0
         medians = [_mean([each.ttft_p50_s for each in found[name]]) for name in (one, other)]
         ratio = expected[one][1] / expected[other][1]
+        if thrashes(trace, one) != thrashes(trace, other):
+            continue  # a median of one that thrashes is the half of its requests that met no queue
         swapped += max(ratio, 1 / ratio) > (1 + TIMES) ** 2 and (medians[0] - medians[1]) * (ratio - 1) < 0
     return swapped
 

@@ -20,8 +20,8 @@ from prefixcache.simulation.setup import Setup
 from prefixcache.simulation.trace import Trace
 from prefixcache.simulation.trace_files import read_trace
 from tests.bench.report import Floor, Table, report
-from tests.bench.routing.published import SCATTERED, agreement
 from tests.bench.routing.published import SEEDS as MANY_SEEDS
+from tests.bench.routing.published import agreement, thrashes
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(os.environ.get("PREFIXCACHE_TRACES") or ROOT.parent / "shared" / "traces")
@@ -116,7 +116,7 @@ def _policies(workers: int, capacity: float, trace: Trace) -> Sequence[str]:
 
 def _run(cells: Sequence[Cell], seeds: Sequence[int], many: Sequence[int]) -> list[list[Row]]:
     """Of each cell a row for each seed, of `many` where the figures scatter."""
-    of_cell = [many if cell.trace.is_closed_loop and cell.policy in SCATTERED else seeds for cell in cells]
+    of_cell = [many if thrashes(cell.trace.name, cell.policy) else seeds for cell in cells]
     by_seed = {
         seed: run_cells(
             [cell for cell, those in zip(cells, of_cell, strict=True) if seed in those], (seed,), jobs=usable_cores()
