@@ -1,12 +1,14 @@
 # One command each: `make up` runs the product (PORT=, WORKERS=, RUNNER=, MODEL= are passed on), `make test` runs every
-# test, `make check` is format, lint and types.
+# test, `make chaos` ten minutes of faults (MINUTES=), `make check` is format, lint and types.
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 TORCH   := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements.lock)
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: up test test-unit test-compose check format lock clean
+MINUTES ?= 10
+
+.PHONY: up test test-unit test-compose chaos check format lock clean
 
 up: $(VENV)/.installed
 	$(BIN)/prefixcache up $(if $(PORT),--port $(PORT)) $(if $(WORKERS),--workers $(WORKERS)) \
@@ -21,6 +23,10 @@ test-unit: $(VENV)/.installed-dev
 # docker-compose.yml for real: builds the images, asks two questions. Skipped, with the reason, where no Docker engine answers.
 test-compose: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/compose
+
+# Proxies, simulated workers and a Valkey under random faults and clients: every response is accounted for.
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -143,19 +143,28 @@ CONNECT_TIMEOUT_S = 5.0
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MOST_S = 2.0
 WORKER_SILENCE_S = 2.0
-"""A worker that sends no frame at all for this long (four beats) hangs: its stream is cut, and what it had goes on
-elsewhere. It costs one that was merely late no more than to compute that again."""
+"""A worker that sends no beat for this long (four of them) hangs: its stream is cut, and what it had goes on
+elsewhere. It costs one that was merely late no more than to compute that again. So does one whose beats count for this
+long fewer requests than were sent to it."""
+WORKER_KNOWS_S = 1.0
+"""A request that was sent so long ago stands in a beat: two of them, in case they have crossed."""
 WORKER_SUSPECT_S = 1.25
 """After two missing beats a worker gets no further request as long as another one may take it."""
 WORKER_STUCK_LEAST_S = 5.0
 WORKER_STUCK_CHUNKS = 10.0
 """So does one that beats and has work, but makes no step for the longer of the time above and of so many full chunks at
 its prefill rate ..."""
+WORKER_DEEP_TOKENS = 1_000
+"""... where prefills are due, of as many chunks at the end of the longest context it takes: more is not known of their
+depth, and its rate is a mean over all. At this depth a chunk takes twice as long as at the head: measured with the demo
+model on one core, 0.5 s there and 4.3 s at 7,500 tokens; on a GPU, or with a larger model, it grows more slowly. To cut
+an honest worker costs more than to find a stuck one late, for the next one computes the whole prompt, and is cut, too.
+For the depth alone, however, it is no longer ..."""
 WORKER_STUCK_UNKNOWN_S = 120.0
-"""... or of this time, while it prefills and has not measured its rate: the first chunk of a large model on a few cores
-is honest work."""
+"""... than this, which also stands while it prefills and has not measured its rate: the first chunk of a large model on
+a few cores is honest work."""
 WORKER_FAULTS = 3
-"""So many faults in a row, and a worker is passed over as long as there is another one, but for one request at a time."""
+"""So many faults in a row, and a worker is passed over while there is another one, but for one request at a time."""
 WORKER_TRIAL_FIRST_S = 1.0
 WORKER_TRIAL_MOST_S = 30.0
 """Before that request, doubled from the first to the most with each one that fails."""
@@ -163,8 +172,8 @@ END_WAIT_S = 1.0
 """Wait for a worker's last word after an abort on a stop string; the usage in it is the true one."""
 SECRET_READ_S = 5.0
 MAX_MOVES = 3
-"""A request that was given to an idle worker so often waits where it is; one that so many workers failed and a further
-one fails, too, is given up: it may be what breaks them."""
+"""A request that was given to an idle worker so often waits where it is; one that so many workers failed once they
+had begun it, and a further one fails, too, is given up: it may be what breaks them."""
 MAX_STEAL_CANDIDATES = 64
 """Requests with the most ahead of them that are looked at for an idle worker: some 20 us each."""
 HELD_POLL_S = 0.05

@@ -116,7 +116,7 @@ class ProxyMetrics:
         )
         self.worker_breaker_open = gauge(
             "worker_breaker_open",
-            "1 if the worker failed requests in a row, or hung: another one is asked first, but for a trial now and then",
+            "1 if the worker failed requests in a row, or hung: others are asked first, but for a trial now and then",
             ("worker",),
         )
         self.workers_ready = gauge("workers_ready", "Workers connected and ready", ("model",))

@@ -43,15 +43,18 @@ class AccessRecord:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     cached_tokens: int = 0
-    computed_tokens: int = 0
-    """By own workers in prefills: with `cached_tokens` all of the prompt, more where something had to be repeated."""
+    computed_tokens: int | None = None
+    """By own workers in prefills: with `cached_tokens` all of the prompt, more where something had to be repeated.
+
+    None where a worker has not told: one that a request was lost with, or an engine; so are the preemptions.
+    """
     completion_tokens: int = 0
     ttft_s: float | None = None
     queue_s: float | None = None
     """Of its generations on own workers the longest, likewise the next two."""
     prefill_s: float | None = None
     decode_s: float | None = None
-    preemptions: int = 0
+    preemptions: int | None = None
 
 
 ACCESS_RECORD = web.RequestKey("access_record", AccessRecord)
@@ -100,8 +103,8 @@ def _log(request: web.Request, record: AccessRecord) -> None:
     total_ms = (time.perf_counter() - record.received_at) * 1e3
     _logger.log(
         level,
-        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d computed=%d completion=%d ttft_ms=%s queue_ms=%s "
-        "prefill_ms=%s decode_ms=%s preempted=%d total_ms=%.1f error=%s id=%s",
+        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d computed=%s completion=%d ttft_ms=%s queue_ms=%s "
+        "prefill_ms=%s decode_ms=%s preempted=%s total_ms=%.1f error=%s id=%s",
         request.method,
         path[:_MAX_PATH_CHARS],
         record.status,
@@ -110,14 +113,18 @@ def _log(request: web.Request, record: AccessRecord) -> None:
         record.prompt_tokens,
         record.hit_tokens,
         record.cached_tokens,
-        record.computed_tokens,
+        _or_dash(record.computed_tokens),
         record.completion_tokens,
         *(_in_ms(seconds) for seconds in (record.ttft_s, record.queue_s, record.prefill_s, record.decode_s)),
-        record.preemptions,
+        _or_dash(record.preemptions),
         total_ms,
         record.error_code or "-",
         record.request_id,
     )
+
+
+def _or_dash(count: int | None) -> str:
+    return "-" if count is None else str(count)
 
 
 def _in_ms(seconds: float | None) -> str:

@@ -227,8 +227,9 @@ class Exchange:
             metrics.request_queue_time.labels(model).observe(usage.queue_s)
             metrics.request_prefill_time.labels(model).observe(usage.prefill_s)
             metrics.request_decode_time.labels(model).observe(usage.decode_s)
-        record.computed_tokens = sum(usage.computed_tokens for usage in usages)
-        record.preemptions = sum(usage.preemptions for usage in usages)
+        if len(usages) == len(group.members):
+            record.computed_tokens = sum(usage.computed_tokens for usage in usages)
+            record.preemptions = sum(usage.preemptions for usage in usages)
         record.queue_s = max((usage.queue_s for usage in usages), default=None)
         record.prefill_s = max((usage.prefill_s for usage in usages), default=None)
         record.decode_s = max((usage.decode_s for usage in usages), default=None)

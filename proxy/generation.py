@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from prefixcache.errors import Draining, NoWorkerReady, Overloaded, PrefixCacheError, WorkerFault
+from prefixcache.errors import Draining, InvalidRequest, NoWorkerReady, Overloaded, PrefixCacheError, WorkerFault
 from prefixcache.limits import END_WAIT_S, MAX_MOVES
 from prefixcache.protocol import End, StepEntry, TokenLogprobs, Usage
 from prefixcache.rendering.detokenizer import Detokenizer
 from prefixcache.rendering.stop_strings import StopScanner
 from proxy.answer import FinishReason
+from proxy.output_check import checked_cached_tokens, new_tokens
 from proxy.scored_tokens import ScoredToken, ScoredTokens
 from proxy.whereabouts import Whereabouts
 from proxy.worker_link import WorkerLink
@@ -134,23 +135,30 @@ class Generation:
     def on_started(self, cached_tokens: int) -> None:
         self._settle_move("stayed")
         if not self.whereabouts.output:
-            self.cached_tokens = cached_tokens
-        self.whereabouts.choice.started()
+            self.cached_tokens = checked_cached_tokens(cached_tokens, self.whereabouts.num_prompt_tokens)
+        self.whereabouts.started()
 
     def on_tokens(self, entry: StepEntry) -> None:
         if self.finish_reason is not None:
             return
         output = self.whereabouts.output
-        index, ids, logprobs = entry.index, entry.ids, entry.logprobs
-        if index > len(output):
-            raise WorkerFault(f"the worker skipped output tokens {len(output)} to {index - 1}")
-        if self._scored is not None and (logprobs is None or len(logprobs) != len(ids)):
-            raise WorkerFault("the worker sent tokens without their log probabilities")
+        new = new_tokens(
+            entry,
+            output,
+            max_tokens=self.whereabouts.sent[1].max_tokens,
+            stop_token_ids=self._stop_token_ids,
+            vocab_size=self.whereabouts.vocab_size,
+            is_scored=self._scored is not None,
+        )
+        if new.ids:
+            self._take_new(new.ids, new.logprobs)
+        if new.goes_on and self.finish_reason is None:
+            # The answer is whole, and nobody else is asked for it; but whose request this is does not end by itself.
+            raise WorkerFault("the worker went on after the end of the answer")
+
+    def _take_new(self, ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs]) -> None:
+        output = self.whereabouts.output
         num_before = len(output)
-        num_known = num_before - index
-        ids = ids[num_known:]
-        if not ids:
-            return
         if self._awaits_token:
             self._awaits_token = False
             self._settle_move("stayed")
@@ -162,7 +170,7 @@ class Generation:
         if self._scanner is None and self._scored is None:
             self._emit(self._detokenizer.feed(ids))
         else:
-            self._take_singly(ids, logprobs[num_known:] if logprobs else (), num_before)
+            self._take_singly(ids, logprobs, num_before)
         if not self.first.done():
             self.first.set_result(None)
 
@@ -172,19 +180,24 @@ class Generation:
             return
         if self.finish_reason is None and end.reason == "aborted":
             raise WorkerFault("the worker ended the request before its answer was complete")
-        num_brought = self.whereabouts.num_brought_tokens
-        if not num_brought:
+        num_output, most = len(self.whereabouts.output), self.whereabouts.sent[1].max_tokens
+        if self.finish_reason is None and end.reason == "length" and num_output < most:
+            raise WorkerFault(f"the worker ended the answer for its length at {num_output} of {most} tokens")
+        if not self.whereabouts.num_brought_tokens:
             # Of one that was continued, no worker can account for the whole.
             self.usage = end.usage
-            self.cached_tokens = end.usage.cached_tokens
+            self.cached_tokens = checked_cached_tokens(end.usage.cached_tokens, self.whereabouts.num_prompt_tokens)
         if self.finish_reason is not None or end.reason == "aborted":
             self._ended = True
             self._finish()
         else:
-            self._complete(end.reason, num_brought + end.usage.output_tokens)
+            self._complete(end.reason)
 
     def on_fail(self, error: Exception) -> None:
         """Whatever its worker did wrong, or not at all, another one may do; a text that is whole needs nobody."""
+        if isinstance(error, InvalidRequest) and self.whereabouts.was_begun:
+            # A worker has taken what the client sent: the others differ from it, or what it has drawn is wrong.
+            error = WorkerFault(f"a worker refused to go on with the request: {error}")
         if self.finish_reason is not None or not isinstance(error, Overloaded | Draining | WorkerFault):
             self._fail(error)
             return
@@ -192,11 +205,11 @@ class Generation:
         self.whereabouts.failed(error)
         if reason is not None:
             self._tell("whole", "nothing is left to be generated")
-            self._complete(reason, len(self.whereabouts.output))
+            self._complete(reason)
         elif self._move is not None:
             if self._make_move():
                 self._tell_where("moved")
-        elif self.whereabouts.num_faults > MAX_MOVES:
+        elif self.whereabouts.num_suspect_faults > MAX_MOVES:
             self._tell("failed", f"given up, as {self.whereabouts.num_faults} workers failed it")
             self._fail(error)
         else:
@@ -232,7 +245,6 @@ class Generation:
             self._tell("failed", f"given up: {final}")
             self._fail(final)
             return
-        self.whereabouts.tell("waits for a worker")
         self._movable.discard(self)
         self._held = held
         held.add_done_callback(self._waited)
@@ -302,9 +314,10 @@ class Generation:
             return "stop"
         return "length" if len(output) >= self.whereabouts.sent[1].max_tokens else None
 
-    def _complete(self, reason: FinishReason, output_tokens: int) -> None:
+    def _complete(self, reason: FinishReason) -> None:
+        """With the tokens that came, whatever its worker has counted."""
         self._ended = True
-        self.output_tokens = output_tokens
+        self.output_tokens = len(self.whereabouts.output)
         self.finish_reason = reason
         if self._flush():
             self.finish_reason = "stop"

@@ -11,11 +11,19 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 
 from prefixcache.errors import NoWorkerReady, Overloaded, Unavailable
 from prefixcache.limits import HELD_DOWN_S, HELD_POLL_S, MAX_HELD_REQUESTS
 from prefixcache.metrics import ProxyMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wait:
+    key: Hashable
+    most_room: Callable[[], int]
+    least_room: int
 
 
 class Patience:
@@ -30,10 +38,12 @@ class Patience:
         """Returns when a worker for the model is there. Raises Overloaded at once, or `error` when it is over."""
         await self.hold(name, partial(self._held.is_there, name), error)
 
-    def hold(self, key: Hashable, is_there: Callable[[], bool], error: Unavailable) -> asyncio.Future[None]:
+    def hold(
+        self, key: Hashable, most_room: Callable[[], int], error: Unavailable, *, least_room: int = 1
+    ) -> asyncio.Future[None]:
         """As `HeldRequests.hold`."""
         began = self._clock()
-        come = self._held.hold(key, is_there, error, self._left_s)
+        come = self._held.hold(key, most_room, error, self._left_s, least_room=least_room)
         come.add_done_callback(lambda _: self._spend(self._clock() - began))
         return come
 
@@ -59,7 +69,7 @@ class HeldRequests:
         self._patience_s = patience_s
         self.most_held = most_held
         self._clock = clock
-        self._waiting: dict[asyncio.Future[None], tuple[Hashable, Callable[[], bool]]] = {}
+        self._waiting: dict[asyncio.Future[None], _Wait] = {}
         self._next_look: asyncio.TimerHandle | None = None
         self._closed: Unavailable | None = None
         metrics.num_requests_held.set_function(lambda: self.num_held)
@@ -73,10 +83,17 @@ class HeldRequests:
         return Patience(self, self._patience_s, self._clock)
 
     def hold(
-        self, key: Hashable, is_there: Callable[[], bool], error: Unavailable, patience_s: float
+        self,
+        key: Hashable,
+        most_room: Callable[[], int],
+        error: Unavailable,
+        patience_s: float,
+        *,
+        least_room: int = 1,
     ) -> asyncio.Future[None]:
-        """Done when `is_there`, which is alike for all of one `key`; failed with `error` if not in time.
+        """Done when there is a worker with the `least_room`; failed with `error` if not in time.
 
+        `most_room` of the workers that are there, 0 without any; alike for all of one `key`.
         It lasts at least until the next look: whoever comes back at once has found nobody who takes it. To cancel it
         is to leave. Raises Overloaded, and after `turn_away` its error.
         """
@@ -93,7 +110,7 @@ class HeldRequests:
         loop = asyncio.get_running_loop()
         come: asyncio.Future[None] = loop.create_future()
         expiry = loop.call_later(max(patience_s, 0.0), _fail, come, error)
-        self._waiting[come] = (key, is_there)
+        self._waiting[come] = _Wait(key=key, most_room=most_room, least_room=least_room)
         come.add_done_callback(partial(self._ended, expiry, error))
         self._look_later()
         return come
@@ -111,8 +128,8 @@ class HeldRequests:
     def _look(self) -> None:
         self._next_look = None
         # One question for all that ask the same.
-        there = {key: is_there() for key, is_there in dict(self._waiting.values()).items()}
-        for come in [come for come, (key, _) in self._waiting.items() if there[key]]:
+        room = {key: most_room() for key, most_room in {w.key: w.most_room for w in self._waiting.values()}.items()}
+        for come in [come for come, wait in self._waiting.items() if wait.least_room <= room[wait.key]]:
             del self._waiting[come]
             if not come.done():
                 come.set_result(None)

@@ -59,6 +59,23 @@ class Wanted(Generic[D]):
     is_refused_elsewhere: bool = False
     """Whether a prompt that fits no destination goes all the same: the engine says so itself."""
 
+    @property
+    def least_room(self) -> int:
+        """Tokens of context without which a destination is too small."""
+        return self.num_tokens + (self.max_tokens or 1)
+
+    def continued(self, num_output_tokens: int, most_tokens: int) -> Wanted[D]:
+        """With what has been generated, which is computed like a prompt, and at most `most_tokens` to come.
+
+        Where the client set no limit, a destination with less room does as well.
+        """
+        return replace(
+            self,
+            num_tokens=self.num_tokens + num_output_tokens,
+            max_tokens=None if self.max_tokens is None else most_tokens,
+            usual_max_tokens=most_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked(Generic[D]):
@@ -143,6 +160,13 @@ class Placer:
         """To choose from for what must go elsewhere: of the workers that take requests now, none of those `besides`."""
         return self._fleet.ready_links(namespace, besides=lambda link: besides(link) or self._loads.is_draining(link))
 
+    def most_room(self, namespace: str, besides: Callable[[WorkerLink], bool]) -> int:
+        """The longest context among those that could be `takers`; 0 where there are none."""
+        room = 0
+        while links := self.takers(namespace, partial(_is_out, besides, room)):
+            room = max(link.max_model_len for link in links)
+        return room
+
     def known_links(self, namespace: str) -> Sequence[WorkerLink]:
         """Workers that take requests now, or may do so again."""
         return [link for link in self._fleet.links if link.namespace == namespace]
@@ -153,17 +177,13 @@ class Placer:
         takers: Sequence[D],
         scopes: ExitStack,
         *,
-        num_output_tokens: int = 0,
-        max_tokens: int | None = None,
+        wanted: Wanted[D] | None = None,
     ) -> ReservedPrompt[D]:
         """Once more, on one of the `takers`. Raises NoWorkerReady, ContextLengthExceeded.
 
-        What has been generated is computed like a prompt; `max_tokens` are those left, if there is any of it.
+        `wanted`: what has become of it meanwhile.
         """
-        asked = reserved.asked
-        if num_output_tokens:
-            num_tokens = asked.wanted.num_tokens + num_output_tokens
-            asked = replace(asked, wanted=replace(asked.wanted, num_tokens=num_tokens, max_tokens=max_tokens))
+        asked = replace(reserved.asked, wanted=wanted or reserved.asked.wanted)
         return self._moved(reserved, self._choose(asked, among=takers), scopes)
 
     def move(self, reserved: ReservedPrompt[D], link: D, scopes: ExitStack) -> ReservedPrompt[D]:
@@ -317,6 +337,10 @@ class Placer:
             self._metrics.own_placement_decisions.labels("no_answer").inc()
         elif placed.expectation.source == "own_placements":
             self._metrics.own_placement_decisions.labels("announced_again").inc()
+
+
+def _is_out(besides: Callable[[WorkerLink], bool], room: int, link: WorkerLink) -> bool:
+    return besides(link) or link.max_model_len <= room
 
 
 def _deeper(own: Mapping[int, int], match: Match) -> Mapping[int, int]:

@@ -20,13 +20,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from prefixcache.errors import ContextLengthExceeded, NoWorkerReady, Overloaded, Unavailable, WorkerFault
+from prefixcache.errors import NoWorkerReady, Overloaded, Unavailable, WorkerFault
 from prefixcache.limits import MAX_MOVES, RETRY_AFTER_S
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.protocol import Generate
 from proxy.held_requests import HeldRequests, Patience
 from proxy.placement import Placement
-from proxy.placer import Asked, Placer, ReservedPrompt
+from proxy.placer import Asked, Placer, ReservedPrompt, Wanted
 from proxy.prompt_frames import PromptFrames
 from proxy.recent_placements import WorkerProcess
 from proxy.reservation import ReservedChoice
@@ -56,6 +56,13 @@ class _Failure:
     """It went with its stream: that says little of the worker."""
     until: float
     """When it may be asked again."""
+    room: int
+    """Tokens of its context."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether neither it nor who comes in its place is to be waited for."""
+        return isinstance(self.error, WorkerFault) and not self.was_lost
 
     def counts(self, link: WorkerLink, now: float) -> bool:
         """Whether the worker is out of the question, also as the last one."""
@@ -94,7 +101,13 @@ class Whereabouts:
         self.output = array("I")
         """Ids of all that has been generated; they go along wherever it goes."""
         self.num_faults = 0
-        """How often a worker failed it, or was lost with it."""
+        """How often a worker failed it, or was lost with it, since its last token."""
+        self.num_suspect_faults = 0
+        """Of these, those that it may have caused: a worker that was lost before it began is not among them."""
+        self._is_started = False
+        """Where it is."""
+        self.was_begun = False
+        """By a worker before this one."""
         self.num_brought_tokens = 0
         """Of the output, those that it brought to where it is."""
 
@@ -111,6 +124,15 @@ class Whereabouts:
     @property
     def asked(self) -> Asked[WorkerLink]:
         return self._reserved.asked
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the worker where it is."""
+        return self.placement.link.record.vocab_size
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.asked.wanted.num_tokens
 
     @property
     def received_at(self) -> float:
@@ -145,38 +167,43 @@ class Whereabouts:
         """Raises NoWorkerReady if the worker is gone."""
         self._send(sink, is_first=True)
 
+    def started(self) -> None:
+        """Its worker has begun."""
+        self._is_started = True
+        self.choice.started()
+
     def first_token(self) -> None:
         """Its worker has given the first token since it was sent there."""
+        self._is_started = True
         self._begun = self._begun or self.placement
+        # It gets on: what it has met so far was not its own doing.
         self._patience = None
+        self.num_faults = self.num_suspect_faults = 0
         self.choice.first_token()
 
     def failed(self, error: Unavailable | WorkerFault) -> None:
         """Its worker does not take it, or has lost it: it is nowhere until it is sent elsewhere."""
         stream = self._stream
         assert self._process is not None, "it was sent to somebody"
-        self._note(self._process, error, stream, was_lost=stream is None or not stream.open)
+        was_lost = stream is None or not stream.open
+        self._note(self.placement.link, self._process, error, stream, was_lost=was_lost)
         if isinstance(error, WorkerFault):
             self.num_faults += 1
+            self.num_suspect_faults += self._is_started or not was_lost
         self.choice.gone()  # where other choices of the prompt stay, it leaves them
 
     def send_elsewhere(self, sink: Sink) -> None:
         """Raises what is to be told where nobody takes it now: Overloaded, a WorkerFault, else NoWorkerReady."""
-        placer, num_output = self._ways.placer, len(self.output)
-        max_tokens = self.sent[1].max_tokens - num_output
-        while takers := self._takers():
+        placer, wanted = self._ways.placer, self._wanted
+        while takers := self._takers(wanted.least_room):
             try:
-                self._reserved = placer.place_elsewhere(
-                    self._reserved, takers, self._scopes, num_output_tokens=num_output, max_tokens=max_tokens
-                )
-            except (NoWorkerReady, ContextLengthExceeded):
+                self._reserved = placer.place_elsewhere(self._reserved, takers, self._scopes, wanted=wanted)
+            except NoWorkerReady:
                 break
             try:
                 return self._send(sink, is_first=False)
             except NoWorkerReady as error:
-                link = self.placement.link
-                self._note(link.process, error, link.stream, was_lost=True)
-                self.choice.gone()
+                self._note_gone(error)
         self._reserved.reservation.end_if_left()
         raise self._final_error()
 
@@ -187,22 +214,34 @@ class Whereabouts:
         try:
             self._send(sink, is_first=False)
         except NoWorkerReady as error:
-            self._note(link.process, error, link.stream, was_lost=True)
-            self.choice.gone()
+            self._note_gone(error)
             self.send_elsewhere(sink)
 
     def wait(self) -> asyncio.Future[None]:
-        """Done when somebody may take it, failed with Unavailable if not in time. Raises Overloaded at once.
+        """Done when somebody with room for it may take it, failed with Unavailable if not in time.
 
         Its patience is that of a request that comes while no worker is there, and begins anew with each token.
+        Raises at once Overloaded if too many wait, and Unavailable where nobody who may come has the room.
         """
-        if self._patience is None:
-            self._patience = self._ways.held.patience()
-        return self._patience.hold(
-            (self.placement.link.namespace, frozenset(self._failures.items())),
-            lambda: bool(self._takers()),
+        namespace, least_room = self.placement.link.namespace, self._wanted.least_room
+        known = self._ways.placer.known_links(namespace)
+        rooms = [link.max_model_len for link in known if link.process not in self._failures]
+        rooms += [failure.room for failure in self._failures.values() if not failure.is_final]
+        if rooms and max(rooms) < least_room:
+            raise Unavailable(
+                f"the rest of the answer needs a context of {least_room} tokens, a worker has {max(rooms)} at most"
+            )
+        is_new = self._patience is None
+        self._patience = self._patience or self._ways.held.patience()
+        held = self._patience.hold(
+            (namespace, frozenset(self._failures.items())),
+            lambda: self._ways.placer.most_room(namespace, self._is_out),
             Unavailable("no worker went on with the request in time, try again"),
+            least_room=least_room,
         )
+        if is_new:
+            self.tell("waits for a worker")
+        return held
 
     def count(self, outcome: str) -> None:
         self._ways.metrics.continuations.labels(outcome).inc()
@@ -230,10 +269,25 @@ class Whereabouts:
         except Unavailable as error:
             raise NoWorkerReady(str(error)) from error
         self._stream, self._frame, self._process = stream, frame, link.process
+        self.was_begun = self.was_begun or self._is_started
+        self._is_started = False
         self.num_brought_tokens = len(self.output)
+
+    @property
+    def _wanted(self) -> Wanted[WorkerLink]:
+        """What it asks of the next worker."""
+        wanted, num_output = self.asked.wanted, len(self.output)
+        return wanted.continued(num_output, self.sent[1].max_tokens - num_output) if num_output else wanted
+
+    def _note_gone(self, error: NoWorkerReady) -> None:
+        """The worker that was chosen is not there."""
+        link = self.placement.link
+        self._note(link, link.process, error, link.stream, was_lost=True)
+        self.choice.gone()
 
     def _note(
         self,
+        link: WorkerLink,
         process: WorkerProcess,
         error: Unavailable | WorkerFault,
         stream: WorkerStream | None,
@@ -242,20 +296,26 @@ class Whereabouts:
     ) -> None:
         until = self._ways.clock() + RETRY_AFTER_S if isinstance(error, Overloaded) else math.inf
         self._failures.pop(process, None)  # the last one stands last
-        self._failures[process] = _Failure(error=error, stream=stream, was_lost=was_lost, until=until)
+        self._failures[process] = _Failure(
+            error=error, stream=stream, was_lost=was_lost, until=until, room=link.max_model_len
+        )
 
-    def _takers(self) -> list[WorkerLink]:
-        """Workers that have nothing to do with its failures, or else those that may be asked again."""
+    def _is_out(self, link: WorkerLink) -> bool:
+        """Whether it is not to be asked, also as the last one."""
+        failure = self._failures.get(link.process)
+        return failure is not None and failure.counts(link, self._ways.clock())
+
+    def _takers(self, least_room: int) -> list[WorkerLink]:
+        """Workers with room that have nothing to do with its failures, or else those that may be asked again."""
         namespace, takers = self.placement.link.namespace, self._ways.placer.takers
         now = self._ways.clock()
 
         def failed(link: WorkerLink) -> bool:
             failure = self._failures.get(link.process)
-            return failure is not None and now < failure.until
+            return link.max_model_len < least_room or (failure is not None and now < failure.until)
 
         def is_out(link: WorkerLink) -> bool:
-            failure = self._failures.get(link.process)
-            return failure is not None and failure.counts(link, now)
+            return link.max_model_len < least_room or self._is_out(link)
 
         return list(takers(namespace, failed) or takers(namespace, is_out))
 
@@ -265,8 +325,8 @@ class Whereabouts:
         if overloaded:
             return min(overloaded, key=lambda error: error.retry_after_s or 0)
         known = self._ways.placer.known_links(self.placement.link.namespace)
-        faults = [failure for link in known if (failure := self._failures.get(link.process)) is not None]
-        if faults and all(isinstance(fault.error, WorkerFault) and not fault.was_lost for fault in faults):
-            if len(faults) == len(known):
-                return errors[-1]  # all that there are have tried
+        least_room = self._wanted.least_room
+        tried = [self._failures.get(link.process) for link in known if link.max_model_len >= least_room]
+        if tried and all(failure is not None and failure.is_final for failure in tried):
+            return [failure.error for failure in self._failures.values() if failure.is_final][-1]
         return NoWorkerReady("no worker takes the request now, try again in a moment")

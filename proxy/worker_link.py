@@ -13,6 +13,7 @@ from prefixcache.limits import (
     REANNOUNCE_JITTER_S,
     RECONNECT_FIRST_S,
     RECONNECT_MOST_S,
+    WORKER_KNOWS_S,
     WORKER_SILENCE_S,
 )
 from prefixcache.protocol import MAJOR, MINOR, Beat, Hello
@@ -75,6 +76,8 @@ class WorkerLink:
         self._renewed_at = float("-inf")
         self._started_at = record.started_at
         """Of the process behind the stream, or the record's while there is none."""
+        self._tells_process = False
+        """Whether the worker has said itself which process it is, as from protocol 1.3 on."""
 
     @property
     def worker_id(self) -> str:
@@ -94,12 +97,11 @@ class WorkerLink:
 
     @property
     def is_silent(self) -> bool:
-        """No frame, or no step with something to do, for so long that it should get no further request."""
-        stream = self.stream
-        if stream is None:
+        """No beat, or no step with something to do, for so long that it should get no further request."""
+        if self.stream is None:
             return False
         now, rate = asyncio.get_running_loop().time(), self._measured_rate(self)
-        return self._pulse.is_suspect(now, heard_at=stream.last_frame_at, prefill_rate=rate)
+        return self._pulse.is_suspect(now, prefill_rate=rate)
 
     @property
     def is_set_aside(self) -> bool:
@@ -167,10 +169,16 @@ class WorkerLink:
     def update(self, record: WorkerRecord) -> None:
         """Takes over a newer record of the same place; the stream's own word on the incarnation is fresher."""
         self.record = record
-        if self.stream is None:
+        stream = self.stream
+        if stream is None:
             self._take_process(record.started_at)
             self._renew(record.incarnation)
-        elif record.started_at == self._started_at and record.incarnation > self.incarnation:
+            return
+        if not self._tells_process:
+            # Who has registered listens there: the stream is to it, or to one that is gone and will be seen to be.
+            self._take_process(record.started_at)
+            stream.breaker = self.breaker
+        if record.started_at == self._started_at and record.incarnation > self.incarnation:
             # The record of the process before stands until the one behind the stream has registered.
             self._renew(record.incarnation)
 
@@ -209,8 +217,10 @@ class WorkerLink:
             token=self._worker_token,
             breaker=self.breaker,
         ) as (stream, hello):
+            self._tells_process = bool(hello.started_at)
             self._take_process(hello.started_at or self.record.started_at)
             stream.breaker = self.breaker
+            self._pulse.connected(asyncio.get_running_loop().time())
             self._renew(hello.incarnation)
             self._stream = stream
             _logger.info("worker %s connected at %s", self.worker_id, self.record.address)
@@ -240,19 +250,27 @@ class WorkerLink:
         stream, pulse = self.stream, self._pulse
         if stream is None:
             return None
-        if pulse.is_silent(now, heard_at=stream.last_frame_at):
-            return f"was silent for {WORKER_SILENCE_S:g} s"
-        if pulse.is_stuck(now, prefill_rate=self._measured_rate(self)):
+        if pulse.is_silent(now):
+            return f"sent no beat for {WORKER_SILENCE_S:g} s"
+        if pulse.is_stuck(now, prefill_rate=self._measured_rate(self), depth_tokens=self.max_model_len):
             self.breaker.hung()
             return f"made no step for {pulse.stood_still_s(now):.0f} s"
+        if pulse.is_forgetful(now):
+            self.breaker.hung()
+            return "counts fewer requests than it has of ours"
         return None
 
     def _take_beat(self, beat: Beat) -> None:
         self._renew(beat.incarnation)
-        self._pulse.beat(beat, asyncio.get_running_loop().time())
+        now, stream = asyncio.get_running_loop().time(), self.stream
+        self._pulse.beat(
+            beat,
+            now,
+            num_ours=stream.num_sent_before(now - WORKER_KNOWS_S) if stream is not None else 0,
+            tells_prefilling=stream is not None and stream.knows_if_waiting,
+        )
         self._waiting_elsewhere = max(0, beat.waiting - self.own_waiting)
         self._running_elsewhere = max(0, beat.running - self.own_running)
-        stream = self.stream
         if stream is not None and stream.knows_if_waiting and not beat.waiting and not beat.prefilling:
             self._on_idle(self)
 

@@ -8,6 +8,7 @@ closed: every request still on the stream fails with WorkerFault; its sink may s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
@@ -111,7 +112,6 @@ class WorkerStream(asyncio.Protocol):
         self.hello: asyncio.Future[Hello] = loop.create_future()
         self.hello.add_done_callback(lambda hello: hello.cancelled() or hello.exception())
         self.closed: asyncio.Future[None] = loop.create_future()
-        self.last_frame_at = loop.time()
         self.is_draining = False
         """Whether the worker has said that it ends soon and takes nothing new."""
         self.breaker = breaker or FaultBreaker()
@@ -125,6 +125,8 @@ class WorkerStream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[str, Sink] = {}
         self._running: dict[str, Sink] = {}
+        self._sent_at: dict[str, float] = {}
+        """Of both, in order."""
 
     @property
     def num_waiting(self) -> int:
@@ -134,6 +136,10 @@ class WorkerStream(asyncio.Protocol):
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    def num_sent_before(self, at: float) -> int:
+        """Requests that were sent before `at` and have not ended, by the time of the loop."""
+        return sum(1 for _ in itertools.takewhile(lambda sent_at: sent_at < at, self._sent_at.values()))
 
     @property
     def knows_if_waiting(self) -> bool:
@@ -151,6 +157,7 @@ class WorkerStream(asyncio.Protocol):
             raise Unavailable(f"the stream to worker {self.worker_id} is closed")
         data = encode(frame)
         self._waiting[frame.id] = sink
+        self._sent_at[frame.id] = self._loop.time()
         transport.write(data)
 
     def check_read(self) -> None:
@@ -176,6 +183,7 @@ class WorkerStream(asyncio.Protocol):
         held = {**self._running, **self._waiting}
         self._running.clear()
         self._waiting.clear()
+        self._sent_at.clear()
         for request_id, sink in held.items():
             self._send(Abort(id=request_id))
             self._tell_failed(request_id, sink, error)
@@ -191,7 +199,6 @@ class WorkerStream(asyncio.Protocol):
         self._send(self._mine)
 
     def data_received(self, data: bytes) -> None:
-        self.last_frame_at = self._loop.time()
         try:
             for body in self._reader.feed(data):
                 self._take_body(body)
@@ -287,6 +294,7 @@ class WorkerStream(asyncio.Protocol):
         return sink
 
     def _sink_of_ended(self, request_id: str) -> Sink | None:
+        self._sent_at.pop(request_id, None)
         return self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
 
     def _tell_failed(self, request_id: str, sink: Sink, error: Exception) -> None:

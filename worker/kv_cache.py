@@ -7,6 +7,11 @@
 
 K and V are two tensors because some families give them different head dims, and because paged attention kernels want
 each of them contiguous. What stands in which block is the block pool's business.
+
+In main memory the keys of one head stand together, for the products of attention are made head by head; elsewhere those
+of one block do. The tensors are indexed alike:
+
+    main memory    [num_kv_heads, num_blocks, block_size, key_dim], seen through a permutation
 """
 
 from __future__ import annotations
@@ -88,11 +93,29 @@ class LayerCache:
 
     def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of the rows of `blocks` [n], in that order: two tensors [n * block_size, num_kv_heads, dim]."""
-        return self.keys.index_select(0, blocks).flatten(0, 1), self.values.index_select(0, blocks).flatten(0, 1)
+        return _gather(self.keys, blocks), _gather(self.values, blocks)
 
     def gather_slots(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of the rows in `slots` [n], in that order: two tensors [n, num_kv_heads, dim]."""
         return self.keys.flatten(0, 1).index_select(0, slots), self.values.flatten(0, 1).index_select(0, slots)
+
+
+def blocks_of_heads(pool: Tensor) -> Tensor:
+    """[num_kv_heads * num_blocks, block_size, dim] of a pool in main memory; block b of head h: h * num_blocks + b."""
+    return pool.permute(2, 0, 1, 3).flatten(0, 1)
+
+
+def of_every_head(blocks: Tensor, num_kv_heads: int, num_blocks: int) -> Tensor:
+    """[num_kv_heads, n] places of `blocks` [n] in blocks_of_heads."""
+    return blocks + torch.arange(0, num_kv_heads * num_blocks, num_blocks).unsqueeze(1)
+
+
+def _gather(pool: Tensor, blocks: Tensor) -> Tensor:
+    if pool.device.type != "cpu":
+        return pool.index_select(0, blocks).flatten(0, 1)
+    num_blocks, _, num_kv_heads, dim = pool.shape
+    places = of_every_head(blocks, num_kv_heads, num_blocks).flatten()
+    return blocks_of_heads(pool).index_select(0, places).view(num_kv_heads, -1, dim).transpose(0, 1)
 
 
 class KVCache:
@@ -113,8 +136,13 @@ class KVCache:
             ) from error
 
     def _allocate(self, layer: LayerShape) -> LayerCache:
-        rows = (self.num_blocks, self.shape.block_size, layer.num_kv_heads)
         return LayerCache(
-            keys=torch.empty(*rows, layer.key_dim, dtype=self.shape.dtype, device=self.device),
-            values=torch.empty(*rows, layer.value_dim, dtype=self.shape.dtype, device=self.device),
+            keys=self._tensor(layer.num_kv_heads, layer.key_dim),
+            values=self._tensor(layer.num_kv_heads, layer.value_dim),
         )
+
+    def _tensor(self, num_kv_heads: int, dim: int) -> Tensor:
+        rows = (self.num_blocks, self.shape.block_size)
+        if self.device.type == "cpu":
+            return torch.empty(num_kv_heads, *rows, dim, dtype=self.shape.dtype).permute(1, 2, 0, 3)
+        return torch.empty(*rows, num_kv_heads, dim, dtype=self.shape.dtype, device=self.device)

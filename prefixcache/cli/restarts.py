@@ -2,7 +2,7 @@
 
 alive ──dies──► pause of FIRST_PAUSE_S, doubled with each death up to MOST_PAUSE_S ──► alive
           │     (a life of LASTING_S or more: the pauses begin anew)
-          └── wrong settings, or MOST_FAILED_STARTS deaths before it was ready once ──► given up
+          └── before it was ready once: wrong settings, or MOST_FAILED_STARTS deaths ──► given up
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import math
 import signal
 
 EXIT_CONFIG = 2
-"""Of all our programs where a setting is wrong, and of click where a flag is: the next start would say the same."""
+"""Of all our programs where a setting is wrong, and of click where a flag is: the next start would say the same.
+
+Once the same settings have served, what is wrong is what stands around them, and passes: a port that somebody else has
+taken meanwhile, or memory that is short."""
 FIRST_PAUSE_S = 0.5
 MOST_PAUSE_S = 30.0
 LASTING_S = 60.0
@@ -41,9 +44,9 @@ class Restarts:
 
     def ended(self, code: int, now: float) -> float:
         """Seconds until it is to be started again; `code` as subprocess tells it. Raises GivenUp."""
-        if code == EXIT_CONFIG:
-            raise GivenUp("for a setting is wrong")
         if not self._was_ready:
+            if code == EXIT_CONFIG:
+                raise GivenUp("for a setting is wrong")
             self._num_failed_starts += 1
             if self._num_failed_starts >= MOST_FAILED_STARTS:
                 raise GivenUp(f"for the {self._num_failed_starts}th time before it was ready once")

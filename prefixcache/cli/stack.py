@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
@@ -103,11 +104,11 @@ class Stack:
     def _start_again(self, child: _Child) -> None:
         try:
             child.process = child.start()
+            self._has_started(child)
         except OSError as error:
             self._has_ended(child, 1, f"could not be started: {error}")
             return
         child.starts_at = None
-        self._has_started(child)
         click.echo(f"{child.name} is started again", err=True)
 
     @property
@@ -133,6 +134,8 @@ class Stack:
 
 
 def _print_lines_of(name: str, process: Popen[bytes]) -> threading.Thread:
+    """Raises OSError where no thread is to be had; the child is ended then."""
+
     def run() -> None:
         assert process.stdout is not None
         with process.stdout as lines:
@@ -141,5 +144,12 @@ def _print_lines_of(name: str, process: Popen[bytes]) -> threading.Thread:
                 sys.stderr.flush()
 
     printer = threading.Thread(target=run, name=f"lines of {name}", daemon=True)
-    printer.start()
+    try:
+        printer.start()
+    except RuntimeError as error:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        raise OSError(errno.EAGAIN, f"no thread for its lines ({error})") from error
     return printer

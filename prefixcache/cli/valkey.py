@@ -121,7 +121,10 @@ class EmbeddedValkey:
         _remove_abandoned()
         self._folder = _private_folder()
         try:
-            self.start()
+            try:
+                self.start()
+            except OSError as error:
+                raise ConfigError(f"{server} cannot be run: {error}") from error
             self._wait_until_ready(server)
         except BaseException:
             self._stop()
@@ -134,17 +137,14 @@ class EmbeddedValkey:
         self._stop()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Also again, empty and in the same place, when it has ended; returns before it answers. Raises ConfigError.
+        """Also again, empty and in the same place, when it has ended; returns before it answers. Raises OSError.
 
         Settings go in over stdin; what the server says goes to a file that is shown if the first start fails.
         """
         server, folder = self._server, self._folder
         assert server is not None and folder is not None, "enter the context first"
         with (folder / "log").open("ab") as log:
-            try:
-                self._process = process = spawn([str(server), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
-            except OSError as error:
-                raise ConfigError(f"{server} cannot be run: {error}") from error
+            self._process = process = spawn([str(server), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log)
         assert process.stdin is not None
         try:
             with process.stdin as stdin:

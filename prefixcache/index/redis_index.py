@@ -210,7 +210,7 @@ class RedisIndex(PrefixIndex):
         check_content(self._keys, await self._read_all(), most_claims)
 
     async def _read_all(self) -> Content:
-        """Walks the key space: not one moment, so no writer may be at work. Keys whose time ends on the way are left out."""
+        """Walks the key space: not one moment, so no writer may be at work. Keys that end on the way are left out."""
         names = await self._names()
         readers = {b"hash": "HGETALL", b"zset": "ZRANGE", b"string": "GET"}
         hashes: dict[str, dict[bytes, bytes]] = {}

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from prefixcache.cpu import auto_dtype
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.protocol import End, Fail, Generate, Sampling, StepEntry, Usage
 from prefixcache.rendering.renderer import Renderer
@@ -154,3 +155,10 @@ def test_answers_come_to_an_end(cases: list[Case], folder: ModelFolder) -> None:
     """Else nothing above would have shown that a stop token ends an answer."""
     assert any(case.answer[-1] in folder.stop_token_ids for case in cases)
     assert any(len(case.answer) == MAX_TOKENS for case in cases)
+
+
+@pytest.mark.skipif(auto_dtype() != "bfloat16", reason="a CPU that multiplies bfloat16 itself")
+def test_the_demo_model_may_be_served_deterministically(folder: ModelFolder) -> None:
+    """Which is tried at load: after hits, cut and whole, beside another sequence, and on what decodes wrote."""
+    settings: dict[str, Any] = {"num_blocks": 40, "kv_memory": 0, "max_model_len": None, "threads": 1}
+    load_runner(folder, dtype="bfloat16", deterministic=True, **settings)

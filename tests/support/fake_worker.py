@@ -117,6 +117,8 @@ class FakeWorker:
     answers_aborts: bool = True
     is_mute: bool = False
     """Sends nothing of its own accord, so that it is soon taken for hung."""
+    sends_beats: bool = True
+    """Of its own accord; else frames that tell nothing of it."""
     token: bytes | None = None
     proofs: list[bytes] = field(default_factory=list)
     """What proxies proved; not checked."""
@@ -136,6 +138,9 @@ class FakeWorker:
     _handlers: set[asyncio.Task[None]] = field(default_factory=set)
     _arrived: asyncio.Queue[Generate] = field(default_factory=asyncio.Queue)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _told: Beat | None = None
+    """The last beat that the test sent."""
+    _num_steps: int = 0
 
     @classmethod
     @asynccontextmanager
@@ -241,6 +246,10 @@ class FakeWorker:
         )
         _write(request.writer, End(id=request_id, reason=reason, usage=usage))
 
+    def forget(self) -> None:
+        """All it has, without a word."""
+        self._requests.clear()
+
     def fail(self, request_id: str, kind: FailKind, message: str = "scripted", *, retry_after_s: float = 0.0) -> None:
         request = self._requests.pop(request_id)
         _write(request.writer, Fail(id=request_id, kind=kind, message=message, retry_after_s=retry_after_s))
@@ -262,6 +271,7 @@ class FakeWorker:
             prefilling=prefilling,
             draining=draining,
         )
+        self._told = frame
         for writer in self._writers:
             _write(writer, frame)
 
@@ -317,7 +327,7 @@ class FakeWorker:
                 minor=self.minor,
                 namespace=space,
                 incarnation=self.record.incarnation,
-                started_at=self.record.started_at,
+                started_at=self.record.started_at if self.minor >= 3 else 0.0,
             )
         exchange = Exchange(
             token=self.token,
@@ -361,12 +371,20 @@ class FakeWorker:
                     self.end(frame.id, "aborted")
 
     async def _live(self) -> None:
-        """A sign of life that says nothing of what it does, unlike a beat, which is the test's to send."""
+        """Beats that say again what the test's last one did, but never that nothing is owed: only a test says so."""
         while True:
             await asyncio.sleep(WORKER_SUSPECT_S / 4)
             if not self.is_mute:
+                frame = self._beat_of_its_own() if self.sends_beats else Accepted(id="nobody's", position=0)
                 for writer in self._writers & self._greeted:
-                    _write(writer, Accepted(id="nobody's", position=0))
+                    _write(writer, frame)
+
+    def _beat_of_its_own(self) -> Beat:
+        told = self._told or Beat(incarnation=self.record.incarnation, step=0, running=0, waiting=0)
+        if told.running or told.waiting:
+            return told
+        self._num_steps += 1
+        return msgspec.structs.replace(told, step=self._num_steps, running=len(self._requests), prefilling=1)
 
     async def _engine(self) -> None:
         """One step frame a turn with the next ids of every scripted request, as a real engine sends them."""

@@ -56,8 +56,9 @@ class OneWorker(Whereabouts):
         self._choice = choice
         self._error: Unavailable | WorkerFault | None = None
         self.output = array("I")
-        self.num_faults = 0
+        self.num_faults = self.num_suspect_faults = 0
         self.num_brought_tokens = 0
+        self.was_begun = False
 
     @property
     def choice(self) -> ReservedChoice:
@@ -70,6 +71,14 @@ class OneWorker(Whereabouts):
     @property
     def sent(self) -> tuple[WorkerStream, Generate]:
         return self._one
+
+    @property
+    def vocab_size(self) -> int:
+        return 512
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._one[1].prompt_ids) // 4
 
     @property
     def is_movable(self) -> bool:

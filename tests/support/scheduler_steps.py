@@ -19,7 +19,7 @@ TOKEN = 99
 
 
 class Steps:
-    """Time is `now`; a step takes `1 / rate` a token, `pair_s` more a query-key pair of chunks, and the scheduler is told."""
+    """Time is `now`; a step takes `1 / rate` a token and `pair_s` a query-key pair of chunks; the scheduler is told."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class SimOracle:
         stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop", ())
         tokens, output = prompt[:], array("I")
         logprobs: list[float] = []
-        detokenizer, text = self._renderer.detokenizer(), ""
+        detokenizer, text, num_passed = self._renderer.detokenizer(), "", 0
         reason, is_cut = "length", False
         while len(output) < body["max_tokens"]:
             spec = SampleSpec(
@@ -119,9 +119,11 @@ class SimOracle:
                 reason = "stop"
                 break
             text += detokenizer.feed((drawn.token_id,))
-            if len(output) > sampling.min_tokens and (found := [stop for stop in stops if stop in text]):
+            if len(output) <= sampling.min_tokens:
+                num_passed = len(text)  # of these characters, none belongs to a stop string
+            elif found := [start for stop in stops if (start := text.find(stop, num_passed)) >= 0]:
                 # Of what is complete at the same character, the longest goes.
-                text, reason, is_cut = text[: min(text.index(stop) for stop in found)], "stop", True
+                text, reason, is_cut = text[: min(found)], "stop", True
                 break
         return ExpectedAnswer(
             text=text if is_cut else text + detokenizer.flush(),

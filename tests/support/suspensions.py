@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_NOT_OURS = ("/site-packages/", "/asyncio/")
 
 
 class Suspensions:
@@ -29,7 +30,8 @@ class Suspensions:
 
     async def of(self, work: Coroutine[Any, Any, T]) -> T:
         self.task = asyncio.current_task()
-        return await _Stepped(self, work)
+        result: T = await _Stepped(self, work)
+        return result
 
     def suspended(self, place: str) -> None:
         self.places.append(place)
@@ -66,7 +68,7 @@ def _innermost(work: Any) -> str:
     place = "?"
     while work is not None:
         frame = getattr(work, "cr_frame", None)
-        if frame is not None and "/site-packages/" not in frame.f_code.co_filename:
+        if frame is not None and not any(part in frame.f_code.co_filename for part in _NOT_OURS):
             place = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
         work = getattr(work, "cr_await", None)
     return place

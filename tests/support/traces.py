@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,7 @@ from prefixcache.limits import PENDING_SETTLED_S
 from prefixcache.load import ProxyLoad
 from prefixcache.metrics import exposition
 from proxy.app import BOOKS, DEPARTURE, ENGINES, GENERATION, HELD
-from proxy.engines.engine_link import EngineLink
-from proxy.worker_link import WorkerLink
+from proxy.load_ledger import LoadLedger
 from tests.support.engine_pool import num_sockets
 from tests.support.pending_claims import pending_ends_s
 from tests.support.proxy_harness import RunningProxy
@@ -79,10 +78,7 @@ def traces(proxy: RunningProxy, workers: Sequence[RunningWorker] = (), valkey: S
             for sample in family.samples
             if family.type == "gauge" and sample.name not in _MAY_MOVE
         },
-        ledgers={
-            _link_name(link): _without_version(link.ledger.record())
-            for link in (*proxy.fleet.links, *app[ENGINES].links)
-        },
+        ledgers={name: _without_version(ledger.record()) for name, ledger in _ledgers(proxy)},
         engines=[
             (worker.engine.load.running, worker.engine.load.waiting, worker.engine.load.prefilling, _blocks(worker))
             for worker in workers
@@ -106,8 +102,11 @@ def _num_pending(valkey: Server, namespace: str) -> int:
     return sum(end_s > latest for end_s in pending_ends_s(valkey.url, namespace))
 
 
-def _link_name(link: WorkerLink | EngineLink) -> str:
-    return link.worker_id if isinstance(link, WorkerLink) else link.engine_id
+def _ledgers(proxy: RunningProxy) -> Iterator[tuple[str, LoadLedger]]:
+    for link in proxy.fleet.links:
+        yield link.worker_id, link.ledger
+    for engine in proxy.app[ENGINES].links:
+        yield engine.engine_id, engine.ledger
 
 
 def _blocks(worker: RunningWorker) -> int:

@@ -41,11 +41,11 @@ class CpuSdpa:
         )
         out = query.new_empty(1, num_rows, num_heads, value.shape[-1])
         out[:, step.num_rows :] = 0
+        if query.dtype == torch.bfloat16:
+            self._tiles.attend(call, step, layer, query[0], out[0])
+            return out
         for sequence in step.sequences:
             rows = sequence.rows
-            if query.dtype == torch.bfloat16:
-                self._tiles.attend(call, step, sequence, layer, query[0, :, rows], out[0, rows])
-                continue
             if sequence.start == 0:
                 keys, values = key[:, :, rows], value[:, :, rows]
             else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,15 +117,32 @@ def test_one_that_never_got_ready_ends_the_stack_in_the_end(capfd: pytest.Captur
         assert world.said.count("broken | last words") == MOST_FAILED_STARTS
 
 
-@pytest.mark.parametrize("was_ready", [False, True])
-def test_a_wrong_setting_ends_it_at_once(capfd: pytest.CaptureFixture[str], was_ready: bool) -> None:
+def test_a_wrong_setting_ends_it_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     with stack(capfd) as world:
         world.stack.start("broken", python("print('--x is wrong'); raise SystemExit(2)"), os.environ)
-        if was_ready:
-            world.stack.note_ready("broken")
         with pytest.raises(ChildEnded, match="broken ended with exit code 2, for a setting is wrong"):
             world.tend_until(lambda: False)
         assert "broken | --x is wrong" in world.said
+
+
+def test_one_whose_port_was_taken_while_it_was_dead_is_tried_again(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    taken = tmp_path / "taken"
+    program = f"import pathlib\nif pathlib.Path({str(taken)!r}).exists(): raise SystemExit(2)\n{SLEEPER}"
+    with stack(capfd) as world:
+        world.stack.start("w", python("import os; print('pid', os.getpid(), flush=True)\n" + program), os.environ)
+        world.stack.note_ready("w")
+        world.tend_until(lambda: "w | up" in world.said)
+        taken.touch()
+        os.kill(int(world.said.rpartition("pid ")[2].split()[0]), 9)
+        world.died(1)
+        world.clock.now += FIRST_PAUSE_S
+        world.died(2)
+        assert "w ended with exit code 2; it is started again in 1 s" in world.said
+        taken.unlink()
+        world.clock.now += 1.0
+        world.tend_until(lambda: world.said.count("w | up") == 2)
 
 
 def test_those_that_end_first_have_ended_before_the_others_are_asked(
@@ -167,6 +186,34 @@ def test_a_program_that_is_gone_counts_as_a_death(capfd: pytest.CaptureFixture[s
         world.clock.now += FIRST_PAUSE_S
         world.died(2)
         assert "w could not be started: [Errno 2]" in world.said
+
+
+@pytest.mark.parametrize("which", ["process", "thread"])
+def test_no_process_or_thread_to_be_had_counts_as_a_death(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable") if which == "process" else RuntimeError("no more")
+
+    with EmbeddedValkey() as embedded, stack(capfd) as world:
+        world.stack.tend_to("valkey", embedded.process, embedded.start)
+        world.stack.start("w", python("import os; print('pid', os.getpid(), flush=True)\n" + SLEEPER), os.environ)
+        world.stack.note_ready("w")
+        world.tend_until(lambda: "w | up" in world.said)
+        os.kill(int(world.said.rpartition("pid ")[2].split()[0]), 9)
+        os.kill(embedded.pid, 9)
+        world.died(2)
+        with monkeypatch.context() as patch:
+            if which == "process":
+                patch.setattr(subprocess, "Popen", fails)
+            else:
+                patch.setattr(threading.Thread, "start", fails)
+            world.clock.now += FIRST_PAUSE_S
+            world.tend_until(lambda: "w could not be started: [Errno 11]" in world.said)
+            assert ("valkey could not be started: [Errno 11]" in world.said) == (which == "process")
+        world.clock.now += 1.0
+        world.tend_until(lambda: world.said.count("w | up") >= 2)
+        world.tend_until(embedded._answers)
 
 
 def test_an_embedded_valkey_comes_back_empty_in_the_same_place(capfd: pytest.CaptureFixture[str]) -> None:

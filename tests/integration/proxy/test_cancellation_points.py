@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 import proxy.app
 from prefixcache.metrics import ProxyMetrics
+from proxy.access_log import access_middleware
 from proxy.app import GENERATION, HELD
 from tests.cases.world import MODEL, World, open_world
 from tests.support.answer_bytes import chat_answer, chat_events, chunk, stream_head
@@ -48,7 +49,7 @@ class Cancelling:
         self.next: Suspensions | None = None
 
     def around(self, original: Callable[[ProxyMetrics], Middleware]) -> Callable[[ProxyMetrics], Middleware]:
-        def access_middleware(metrics: ProxyMetrics) -> Middleware:
+        def with_suspensions(metrics: ProxyMetrics) -> Middleware:
             inner = original(metrics)
 
             @web.middleware
@@ -59,7 +60,7 @@ class Cancelling:
 
             return middleware
 
-        return access_middleware
+        return with_suspensions
 
 
 async def _coroutine(work: Awaitable[web.StreamResponse]) -> web.StreamResponse:
@@ -69,7 +70,7 @@ async def _coroutine(work: Awaitable[web.StreamResponse]) -> web.StreamResponse:
 @pytest.fixture
 def cancelling(monkeypatch: pytest.MonkeyPatch) -> Cancelling:
     made = Cancelling()
-    monkeypatch.setattr(proxy.app, "access_middleware", made.around(proxy.app.access_middleware))
+    monkeypatch.setattr(proxy.app, "access_middleware", made.around(access_middleware))
     return made
 
 
@@ -223,6 +224,7 @@ async def test_a_client_that_leaves_in_each_phase(valkey: Server, phase: Phase) 
                 else:
                     connection.writer.transport.abort()
                 await eventually(partial(_have_left, world, num_before + 1))
+                assert world.proxy.app[HELD].num_held == 0
             await nothing_left()
         assert world.proxy.metric("prefixcache_requests_total", code="500") == 0
 
@@ -267,8 +269,10 @@ async def test_at_each_await_in_front_of_an_engine(cancelling: Cancelling, strea
     def answer(_request: ReceivedRequest) -> Sequence[Step]:
         if not stream:
             return (_a_while, chat_answer("hi"))
-        events = [chunk(each) for each in (*chat_events(["hi", " you"]), b"")]
-        return (_a_while, stream_head(), *itertools.chain.from_iterable((_a_while, each) for each in events))
+        steps: list[Step] = [_a_while, stream_head()]
+        for each in (*chat_events(["hi", " you"]), b""):
+            steps += [_a_while, chunk(each)]
+        return steps
 
     async with engine_proxy(engine_answers(then=answer)) as world:
         request = post_bytes(CHAT, engine_chat("word " * 2_000, stream=stream))

@@ -117,19 +117,19 @@ async def test_stop_strings(store: MemoryStore, stop: Any, ids_a_step: int) -> N
     expected = TEXT[: min(places)] if places else TEXT
 
     def script(frame: Generate) -> Script:
-        return Script(ids=ids, reason="length", ids_a_step=ids_a_step, cached_tokens=16)
+        return Script(ids=ids, reason="length", ids_a_step=ids_a_step, cached_tokens=8)
 
     async with FakeWorker.open(store, script=script) as worker, running_proxy(store) as proxy:
         await proxy.ready()
-        whole = (await proxy.chat(stop=stop)).json()
-        events = await proxy.events(stop=stop, stream_options={"include_usage": True})
+        whole = (await proxy.chat(stop=stop, max_tokens=len(ids))).json()
+        events = await proxy.events(stop=stop, max_tokens=len(ids), stream_options={"include_usage": True})
         assert len(worker.aborts) == (2 if places else 0)
         await eventually(lambda: worker.num_active == 0)
     assert whole["choices"][0]["message"]["content"] == text_of(events) == expected
     assert whole["choices"][0]["finish_reason"] == ("stop" if places else "length")
     assert events[-3]["choices"][0]["finish_reason"] == ("stop" if places else "length")
     assert events[-2]["usage"] == whole["usage"]
-    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
     completing = next(n for n in range(len(ids) + 1) if not places or any(s in _text(ids[:n]) for s in stops))
     assert whole["usage"]["completion_tokens"] == (completing if places else len(ids))
 

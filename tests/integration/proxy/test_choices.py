@@ -21,9 +21,10 @@ TEXTS = ("zero", "one is né \N{BALLOON} longer", "two the end", "three")
 
 
 def _says_by_choice(frame: Generate) -> Script:
-    """Texts of different lengths, so that the choices end one after the other."""
-    reason: Any = "length" if frame.choice == 2 else "stop"
-    return Script(ids=token_ids(TEXTS[frame.choice]), cached_tokens=16 * frame.choice, reason=reason)
+    """Texts of different lengths, so that the choices end one after the other; the longest may not be longer."""
+    ids = token_ids(TEXTS[frame.choice])
+    reason: Any = "length" if len(ids) == frame.max_tokens else "stop"
+    return Script(ids=ids, cached_tokens=16 * frame.choice, reason=reason)
 
 
 def _without_id(answer: dict[str, Any]) -> dict[str, Any]:
@@ -37,16 +38,17 @@ def _without_id(answer: dict[str, Any]) -> dict[str, Any]:
 async def test_folding_the_stream_gives_the_whole(store: MemoryStore, fields: dict[str, Any], n: int) -> None:
     async with FakeWorker.open(store, script=_says_by_choice) as worker, running_proxy(store) as proxy:
         await proxy.ready()
-        whole = (await proxy.chat(n=n, seed=3, **fields)).json()
-        events = await proxy.events(n=n, seed=3, stream_options={"include_usage": True}, **fields)
+        most = len(token_ids(TEXTS[1]))
+        whole = (await proxy.chat(n=n, seed=3, max_tokens=most, **fields)).json()
+        events = await proxy.events(n=n, seed=3, max_tokens=most, stream_options={"include_usage": True}, **fields)
         await eventually(lambda: worker.num_active == 0)
     assert events[-1] == "[DONE]"
     assert _without_id(folded_chat(events[:-1])) == _without_id(whole)
     assert [choice["index"] for choice in whole["choices"]] == list(range(n))
     assert [choice["finish_reason"] for choice in whole["choices"]][:3] == [
         "stop",
-        "stop",
         "stop" if "stop" in fields else "length",
+        "stop",
     ][:n]
     for choice, text in zip(whole["choices"], TEXTS, strict=False):
         expected = text.partition("nger")[0].partition("the")[0] if "stop" in fields else text

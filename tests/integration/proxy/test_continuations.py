@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from prefixcache.hashing import block_hashes, index_hashes
 from prefixcache.protocol import Generate
 from prefixcache.types import unpack_tokens
-from proxy import pulse
+from proxy import pulse, worker_link
 from tests.support.fake_worker import FakeWorker, token_ids
 from tests.support.folding import folded_chat
 from tests.support.memory_store import MemoryStore
@@ -78,7 +79,15 @@ def _skip(worker: FakeWorker, frame: Generate) -> None:
     worker.step(frame.id, token_ids("x"), index=999)
 
 
-FAULTS = [_drop, _garbage, _fault, _drains, _skip]
+def _impossible_token(worker: FakeWorker, frame: Generate) -> None:
+    worker.step(frame.id, [100_000])
+
+
+def _cuts_short(worker: FakeWorker, frame: Generate) -> None:
+    worker.end(frame.id, "length")
+
+
+FAULTS = [_drop, _garbage, _fault, _drains, _skip, _impossible_token, _cuts_short]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -229,6 +238,28 @@ async def test_a_client_that_leaves_while_nobody_is_there(store: MemoryStore, st
             await eventually(lambda: _is_quiet(proxy))
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_the_log_tells_only_what_a_worker_has_told(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture, is_lost: bool
+) -> None:
+    caplog.set_level(logging.INFO, "proxy.access_log")
+    async with _world(store) as (proxy, (first, second)):
+        asking = asyncio.create_task(proxy.chat())
+        frame = await first.next_generate()
+        _begins(first, frame)
+        if is_lost:
+            first.drop()
+            _goes_on(second, await second.next_generate())
+        else:
+            first.step(frame.id, IDS[MIDDLE:])
+            first.end(frame.id)
+        usage = (await asking).json()["usage"]
+        (line,) = [record.getMessage() for record in caplog.records if "/v1/chat" in record.getMessage()]
+        computed = "-" if is_lost else str(usage["prompt_tokens"] - 3)
+        assert f" cached=3 computed={computed} completion={len(IDS)} " in line
+        assert f" preempted={'-' if is_lost else '0'} " in line
+
+
 async def test_all_streams_of_a_dead_worker_go_on_spread_over_the_others(store: MemoryStore) -> None:
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(FakeWorker.open(store, worker_id="w0"))]
@@ -261,23 +292,28 @@ def _message(number: int) -> Sequence[dict[str, str]]:
     return [{"role": "user", "content": f"{number} word " * 20}]
 
 
-@pytest.mark.parametrize("hang", ["silent", "stuck"])
+@pytest.mark.parametrize("hang", ["silent", "beatless", "stuck", "forgetful"])
 async def test_a_worker_that_hangs_is_cut_and_its_streams_go_on_elsewhere(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, hang: str
 ) -> None:
-    monkeypatch.setattr(pulse, "WORKER_SILENCE_S" if hang == "silent" else "WORKER_STUCK_LEAST_S", 0.5)
+    monkeypatch.setattr(pulse, "WORKER_STUCK_LEAST_S" if hang == "stuck" else "WORKER_SILENCE_S", 0.5)
+    monkeypatch.setattr(worker_link, "WORKER_KNOWS_S", 0.1)
     async with _world(store) as (proxy, (first, second)):
         streaming = asyncio.create_task(proxy.events())
         _begins(first, await first.next_generate())
         await _tokens(proxy, MIDDLE)
         if hang == "silent":
             first.is_mute = True
-        else:
+        elif hang == "beatless":
+            first.sends_beats = False
+        elif hang == "stuck":
             first.beat(running=1)
+        else:
+            first.forget()
         _goes_on(second, await second.next_generate())
         events = await streaming
         assert text_of(events) == TEXT and events[-1] == "[DONE]"
-        if hang == "stuck":
+        if hang in ("stuck", "forgetful"):
             assert proxy.metric("prefixcache_worker_breaker_open", worker="w1") == 1
             await proxy.ready(2)
             asking = asyncio.create_task(proxy.chat())

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
+from prefixcache.limits import WORKER_FAULTS
 from proxy import pulse
 from proxy.prediction import Predictor
 from tests.support.fake_worker import FakeWorker, says, token_ids
@@ -136,6 +137,29 @@ async def test_a_worker_restarted_at_the_same_address_is_connected_again(store: 
             assert (await proxy.chat()).json()["choices"][0]["message"]["content"] == "second life"
             (link,) = proxy.fleet.links
             assert link.incarnation == second.record.incarnation
+
+
+async def test_a_restarted_worker_that_does_not_say_so_is_known_by_its_record(store: MemoryStore) -> None:
+    async with running_proxy(store) as proxy:
+        async with FakeWorker.open(store, announce=False) as first:
+            first.minor = 2
+            await store.registry().announce(first.record)
+            await proxy.ready()
+            (link,) = proxy.fleet.links
+            port = int(first.record.address.rpartition(":")[2])
+            for _ in range(WORKER_FAULTS):
+                link.breaker.failed()
+            process = link.process
+            assert link.breaker.is_open
+        async with FakeWorker.open(store, port=port, announce=False) as second:
+            second.minor = 2
+            await proxy.ready()
+            assert link.process == process, "nobody knows better yet"
+            await store.registry().announce(second.record)
+            await eventually(lambda: link.process.started_at == second.record.started_at)
+            stream = link.stream
+            assert stream is not None and stream.breaker is link.breaker and not link.breaker.is_open
+            assert (proxy.fleet.links, link.incarnation) == ([link], second.record.incarnation)
 
 
 async def test_a_new_incarnation_of_the_same_process_keeps_its_stream(store: MemoryStore) -> None:

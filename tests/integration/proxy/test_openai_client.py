@@ -16,7 +16,7 @@ TEXT = "Hello world, né \N{BALLOON}!"
 
 async def test_async_client(store: MemoryStore) -> None:
     async with (
-        FakeWorker.open(store, script=says(TEXT, cached_tokens=16)),
+        FakeWorker.open(store, script=says(TEXT, cached_tokens=8)),
         running_proxy(store) as proxy,
         openai.AsyncOpenAI(base_url=proxy.url + "/v1", api_key="unused", max_retries=0) as client,
     ):
@@ -27,7 +27,7 @@ async def test_async_client(store: MemoryStore) -> None:
         assert whole.choices[0].message.content == TEXT
         assert whole.choices[0].message.role == "assistant"
         assert whole.usage is not None and whole.usage.prompt_tokens_details is not None
-        assert whole.usage.prompt_tokens_details.cached_tokens == 16
+        assert whole.usage.prompt_tokens_details.cached_tokens == 8
         stream = await client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "hello"}],

@@ -70,10 +70,10 @@ async def test_characters_are_never_cut(store: MemoryStore) -> None:
     """Each token is one byte of a character of four."""
     async with FakeWorker.open(store) as worker, running_proxy(store) as proxy:
         await proxy.ready()
-        streaming = asyncio.create_task(proxy.events())
-        frame = await worker.next_generate()
         ids = token_ids("\N{BALLOON}\N{BALLOON}")
         assert len(ids) == 8
+        streaming = asyncio.create_task(proxy.events(max_tokens=7))
+        frame = await worker.next_generate()
         for token_id in ids[:-1]:
             worker.step(frame.id, [token_id])
         worker.end(frame.id, "length")

@@ -15,7 +15,9 @@ from tests.support.seeds import seeded
 from tests.support.tiny_models import FAMILIES, MAX_POSITIONS, REFUSED_FAMILIES, STRETCHED, VARIANTS, tiny_model
 from worker.attention import self_test
 from worker.attention.backends import BACKENDS
+from worker.kv_cache import KVCache, KVShape
 from worker.model_loader import check_layer_types, check_length
+from worker.model_runner import TorchRunner
 
 SERVED = (*FAMILIES, *VARIANTS)
 OF_EACH_KIND = (
@@ -68,6 +70,18 @@ def test_bfloat16_passes_the_self_test(name: str) -> None:
     self_test.examine(model)
     self_test.check_neighbours(model, MAX_POSITIONS)
     self_test.verify(model, self_test.expect(model), runner_of(model, num_blocks=2).logits)
+
+
+def test_layers_with_large_scores_are_found_by_trying() -> None:
+    model = tiny_model("Llama").bfloat16()
+    assert self_test.examine(model).wide_layers == frozenset()
+    model.get_parameter("model.layers.2.self_attn.k_proj.weight").mul_(1_000)
+    examination = self_test.examine(model)
+    assert examination.wide_layers == {2}
+    backend = BACKENDS["cpu_sdpa"]
+    cache = KVCache(KVShape(layers=examination.shapes, dtype=model.dtype, block_size=16), 2)
+    runner = TorchRunner(model, cache, max_model_len=32, threads=1, backend=backend.make(cache, examination))
+    self_test.verify(model, self_test.expect(model), runner.logits)
 
 
 @pytest.mark.parametrize("name", REFUSED_FAMILIES)

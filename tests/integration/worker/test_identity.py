@@ -103,6 +103,20 @@ def test_each_difference_is_found(struck: str, in_kv: bool, finding: str) -> Non
         _require(model, _runner(model), struck, in_kv=in_kv)
 
 
+@needs_bfloat16
+def test_what_was_computed_on_another_way_is_not_taken_for_a_hit() -> None:
+    """A step that computes nothing would find everything in place."""
+    model = tiny_model("Llama").bfloat16()
+    runner = _runner(model)
+
+    def lazy(shares: Sequence[StepShare]) -> Tensor:
+        (share,) = shares
+        return torch.empty(0, VOCAB_SIZE) if len(share.token_ids) == 80 else runner.logits(shares)
+
+    with pytest.raises(ConfigError, match="logits differ after a hit of 80 tokens"):
+        identity.require(model, runner.cache, lazy, vocab_size=VOCAB_SIZE, max_model_len=MAX_POSITIONS)
+
+
 def test_a_model_with_experts_is_told_so() -> None:
     model = tiny_model("Mixtral").bfloat16()
     with pytest.raises(ConfigError, match="its experts compute rows in groups that depend on the neighbours"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prefixcache.errors import ConfigError
-from worker.kv_cache import KVCache, KVShape, LayerShape, fit_blocks
+from worker.kv_cache import KVCache, KVShape, LayerShape, blocks_of_heads, fit_blocks, of_every_head
 
 SHAPE = KVShape(
     layers={
@@ -66,3 +66,17 @@ def test_rows_come_back_in_the_order_of_the_blocks() -> None:
     assert torch.equal(gathered_keys[:20], keys)
     assert torch.equal(gathered_values[:20], values)
     assert torch.equal(layer.keys[3], keys[:16])
+
+
+def test_blocks_of_a_head_stand_together_in_main_memory() -> None:
+    """So that they are seen through another shape and not copied."""
+    cache = KVCache(SHAPE, 5)
+    pool = cache.layers[0].keys
+    of_heads = blocks_of_heads(pool)
+    assert of_heads.is_contiguous()
+    assert of_heads.data_ptr() == pool.data_ptr()
+    pool.copy_(torch.arange(5 * 16 * 3).view(5, 16, 3, 1).expand(pool.shape))
+    places = of_every_head(torch.tensor([4, 1]), 3, 5)
+    assert places.tolist() == [[4, 1], [9, 6], [14, 11]]
+    for head in range(3):
+        assert torch.equal(of_heads[places[head]], pool[[4, 1], :, head])

@@ -191,16 +191,88 @@ async def test_faults_are_bounded_and_a_worker_that_fails_it_does_not_get_it_aga
     with ExitStack() as scopes:
         world = await _connected(scopes, num_workers=MAX_MOVES + 2)
         async with await world.generation() as generation:
-            for place in range(MAX_MOVES + 1):
+            _say(world.at(generation), IDS[:1], 0)
+            for _ in range(MAX_MOVES + 1):
                 assert generation.error is None
-                wire = world.at(generation)
-                _say(wire, IDS[place : place + 1], place)
-                _fail(wire, "worker_fault")
+                _fail(world.at(generation), "worker_fault")
             assert isinstance(generation.error, WorkerFault)
         assert sorted(len(wire.frames(Generate)) for wire in world.wires.values()) == [0] + [1] * (MAX_MOVES + 1)
         assert (world.count("moved"), world.count("failed")) == (MAX_MOVES, 1)
         told = [record.getMessage() for record in caplog.records if record.name == "proxy.whereabouts"]
         assert len(told) == MAX_MOVES + 1 and "goes on at worker w" in told[0] and "after 1 tokens" in told[0]
+    assert world.is_quiet()
+
+
+async def test_one_that_gets_on_is_not_what_breaks_its_workers() -> None:
+    with ExitStack() as scopes:
+        world = await _connected(scopes, num_workers=len(IDS) + MAX_MOVES)
+        async with await world.generation() as generation:
+            for place in range(len(IDS) - 1):
+                _say(world.at(generation), IDS[place : place + 1], place)
+                _fail(world.at(generation), "worker_fault")
+                assert generation.error is None
+            for _ in range(MAX_MOVES):
+                assert generation.error is None
+                _fail(world.at(generation), "worker_fault")
+            assert isinstance(generation.error, WorkerFault), "no token came since"
+    assert world.is_quiet()
+
+
+@pytest.mark.parametrize("bad", [512, 2**32 - 1, 2**32, -1])
+async def test_an_impossible_token_goes_nowhere(bad: int) -> None:
+    """Neither to the client nor to the next worker, which would refuse it."""
+    with ExitStack() as scopes:
+        world = await _connected(scopes)
+        async with await world.generation() as generation:
+            before, (other,) = world.at(generation), world.others(generation)
+            _say(before, IDS[:2], 0)
+            _say(before, (IDS[2], bad), 2)
+            assert _output(other) == IDS[:2] and before.num_aborted == 1
+            _say(other, IDS[2:], 2)
+            _end(other, len(IDS) - 2)
+            assert generation.error is None
+        assert "".join(world.texts) == TEXT
+    assert world.is_quiet()
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+async def test_what_one_worker_had_begun_and_another_one_refuses_is_no_fault_of_the_client(num_before: int) -> None:
+    with ExitStack() as scopes:
+        world = await _connected(scopes, num_workers=3)
+        async with await world.generation() as generation:
+            world.at(generation).say(Started(id=world.at(generation).last.id, cached_tokens=0))
+            _say(world.at(generation), IDS[:num_before], 0)
+            _kill(world.at(generation))
+            _fail(world.at(generation), "refused")
+            assert generation.error is None, "another one may take it"
+            _fail(world.at(generation), "refused")
+            assert world.held.num_held == 1, "the first one may come back"
+        with ExitStack() as others:
+            lone = await _connected(others, num_workers=2)
+            async with await lone.generation() as generation:
+                lone.at(generation).say(Started(id=lone.at(generation).last.id, cached_tokens=0))
+                _say(lone.at(generation), IDS[:num_before], 0)
+                _fail(lone.at(generation), "worker_fault")
+                _fail(lone.at(generation), "refused")
+                assert isinstance(generation.error, WorkerFault) and "refused to go on" in str(generation.error)
+    assert world.is_quiet()
+
+
+async def test_workers_that_are_lost_before_they_began_are_not_its_fault() -> None:
+    """As when all are killed at once: it was sent on to one whose end had not been seen yet."""
+    with ExitStack() as scopes:
+        world = await _connected(scopes, num_workers=2 * MAX_MOVES + 2)
+        async with await world.generation() as generation:
+            for _ in range(MAX_MOVES + 1):
+                _kill(world.at(generation))
+                assert generation.error is None
+            for place in range(MAX_MOVES):
+                world.at(generation).say(Started(id=world.at(generation).last.id, cached_tokens=0))
+                _kill(world.at(generation))
+                assert generation.error is None, f"{place} began it"
+            world.at(generation).say(Started(id=world.at(generation).last.id, cached_tokens=0))
+            _kill(world.at(generation))
+            assert isinstance(generation.error, WorkerFault)
     assert world.is_quiet()
 
 
@@ -222,7 +294,7 @@ async def test_a_wrong_request_is_wrong_everywhere() -> None:
     with ExitStack() as scopes:
         world = await _connected(scopes)
         async with await world.generation() as generation:
-            _say(world.at(generation), IDS[:1], 0)
+            _fail(world.at(generation), "overloaded")
             _fail(world.at(generation), "refused")
             assert isinstance(generation.error, InvalidRequest)
     assert world.is_quiet()
@@ -448,6 +520,78 @@ async def test_a_worker_with_too_short_a_context_does_not_get_the_rest_of_it() -
             other.link.record = replace(other.link.record, max_model_len=1_000 + 20)
             await eventually(lambda: other.frames(Generate))
             assert other.last.max_tokens == 20
+    assert world.is_quiet()
+
+
+@pytest.mark.parametrize("usual", [None, 200])
+async def test_without_a_limit_of_the_client_a_shorter_context_does(usual: int | None) -> None:
+    """What is left is what there is room for; never more than the first one promised."""
+    with ExitStack() as scopes:
+        world = await _connected(scopes, num_workers=3)
+        (member,) = await world.generations(usual_max_tokens=usual)
+        async with member as generation:
+            first, (second, third) = world.at(generation), world.others(generation)
+            most = first.last.max_tokens
+            assert most == (usual or 4096 - 1_000)
+            second.link.record = replace(second.link.record, max_model_len=1_000 + 50)
+            third.link.record = replace(third.link.record, max_model_len=1_000 + 4)
+            _say(first, IDS[:4], 0)
+            _kill(first)
+            assert world.at(generation) is second, "the other one has no room for a single token"
+            assert second.last.max_tokens == 50
+            third.link.record = replace(third.link.record, max_model_len=100_000)
+            _kill(second)
+            assert world.at(generation) is third and third.last.max_tokens == 50
+    assert world.is_quiet()
+
+
+async def test_where_nobody_who_may_come_has_the_room_that_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as scopes:
+        world = await _connected(scopes)
+        (member,) = await world.generations(max_tokens=20)
+        async with member as generation:
+            before, (other,) = world.at(generation), world.others(generation)
+            other.link.record = replace(other.link.record, max_model_len=1_000 + 19)
+            _say(before, IDS[:4], 0)
+            world.proxy.links.remove(before.link)
+            before.link.record = replace(before.link.record, max_model_len=1_000 + 19)
+            _kill(before)
+            assert type(generation.error) is Unavailable and "1020 tokens" in str(generation.error)
+            assert world.held.num_held == 0
+    assert world.is_quiet()
+
+
+async def test_one_that_fits_nobody_waits_without_trying_and_tells_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as scopes:
+        world = await _connected(scopes)
+        (member,) = await world.generations(max_tokens=20)
+        async with member as generation:
+            before, (other,) = world.at(generation), world.others(generation)
+            other.link.record = replace(other.link.record, max_model_len=1_000 + 19)
+            _say(before, IDS[:4], 0)
+            _kill(before)
+            for _ in range(5):
+                world.held._look()
+            assert world.held.num_held == 1 and not other.frames(Generate)
+            again = Wire(before.link)
+            await eventually(lambda: again.frames(Generate))
+            assert generation.error is None
+        placed = world.proxy.metrics.held_requests.labels("placed")._value.get()
+        told = [record.getMessage() for record in caplog.records if "waits for a worker" in record.getMessage()]
+        assert (placed, len(told), world.count("waited")) == (1, 1, 1)
+    assert world.is_quiet()
+
+
+async def test_where_the_only_one_with_room_failed_it_nobody_is_waited_for() -> None:
+    with ExitStack() as scopes:
+        world = await _connected(scopes)
+        (member,) = await world.generations(max_tokens=20)
+        async with member as generation:
+            before, (other,) = world.at(generation), world.others(generation)
+            other.link.record = replace(other.link.record, max_model_len=1_000 + 19)
+            _say(before, IDS[:4], 0)
+            _fail(before, "worker_fault")
+            assert isinstance(generation.error, WorkerFault) and world.held.num_held == 0
     assert world.is_quiet()
 
 

@@ -48,6 +48,7 @@ class Case:
     stop_token_ids: tuple[int, ...] = (TINY_EOS_ID,)
     is_scored: bool = False
     min_tokens: int = 0
+    max_tokens: int = 1000
     texts: list[str] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Case:
             prompt_ids=bytes(4 * 32),
             sampling=Sampling(seed=1, min_tokens=self.min_tokens),
             stop_token_ids=self.stop_token_ids,
-            max_tokens=1000,
+            max_tokens=self.max_tokens,
         )
         self.reserved = RecordedChoice()
         self.generation = Generation(
@@ -113,8 +114,8 @@ class Case:
 @pytest.mark.parametrize("ids_a_step", [1, 3, 1000])
 @pytest.mark.parametrize("reason", ["stop", "length"])
 async def test_text_reason_and_usage(ids_a_step: int, reason: EndReason) -> None:
-    case = Case()
     ids = token_ids(TEXT)
+    case = Case(max_tokens=len(ids))
     async with case.generation as generation:
         case.started()
         assert not generation.first.done()
@@ -159,8 +160,8 @@ async def test_an_answer_without_any_token() -> None:
 
 
 async def test_an_incomplete_character_at_the_end_is_flushed_once() -> None:
-    case = Case()
     ids = token_ids("a\N{BALLOON}")[:-1]
+    case = Case(max_tokens=len(ids))
     async with case.generation as generation:
         case.steps(ids)
         assert case.text == "a"
@@ -210,8 +211,8 @@ async def test_a_worker_lost_after_the_stop_string_takes_nothing_away() -> None:
 
 
 async def test_a_possible_stop_prefix_is_released_at_the_end() -> None:
-    case = Case(stops=("worldwide",))
     ids = token_ids("Hello world")
+    case = Case(stops=("worldwide",), max_tokens=len(ids))
     async with case.generation as generation:
         case.steps(ids)
         assert case.text == "Hello "
@@ -221,8 +222,8 @@ async def test_a_possible_stop_prefix_is_released_at_the_end() -> None:
 
 
 async def test_a_stop_string_completed_only_by_the_flush() -> None:
-    case = Case(stops=("\N{REPLACEMENT CHARACTER}",))
     ids = token_ids("a\N{BALLOON}")[:-1]
+    case = Case(stops=("\N{REPLACEMENT CHARACTER}",), max_tokens=len(ids))
     async with case.generation as generation:
         case.steps(ids)
         case.end("length", len(ids))
@@ -294,8 +295,8 @@ async def test_a_lost_stream_refuses_the_request() -> None:
 
 @given(st.text(alphabet="abé \N{BALLOON}", max_size=12), st.text(alphabet="abé ", min_size=1, max_size=3), st.data())
 async def test_any_cut_gives_the_text_before_the_stop(text: str, stop: str, data: st.DataObject) -> None:
-    case = Case(stops=(stop,))
     ids = token_ids(text)
+    case = Case(stops=(stop,), max_tokens=len(ids))
     async with case.generation as generation:
         place = 0
         while place < len(ids) and generation.finish_reason is None:
@@ -347,8 +348,8 @@ async def test_tokens_that_a_stop_string_cut_off_are_not_told() -> None:
 
 
 async def test_half_a_character_at_the_end_is_told_with_its_bytes() -> None:
-    case = Case(is_scored=True)
     ids = token_ids("a\N{BALLOON}")[:-1]
+    case = Case(is_scored=True, max_tokens=len(ids))
     async with case.generation as generation:
         case.steps(ids)
         assert [token.id for token in case.tokens] == list(ids[:1])
@@ -360,14 +361,54 @@ async def test_half_a_character_at_the_end_is_told_with_its_bytes() -> None:
 
 
 async def test_tokens_without_text_are_told_at_the_end_at_the_latest() -> None:
-    case = Case(is_scored=True, stop_token_ids=())
     ids = (*token_ids("hi"), TINY_EOS_ID, TINY_EOS_ID)
+    case = Case(is_scored=True, stop_token_ids=(), max_tokens=len(ids))
     async with case.generation as generation:
         case.steps(ids)
         case.end("length", len(ids))
         await generation.done
     assert case.text == "hi"
     assert tuple(token.id for token in case.tokens) == ids
+
+
+@pytest.mark.parametrize("ids_a_step", [1, 3, 1000])
+async def test_what_comes_after_the_last_token_is_cut_off(ids_a_step: int) -> None:
+    most = len(token_ids("Hello world"))
+    case = Case(max_tokens=most)
+    async with case.generation as generation:
+        case.steps(token_ids(TEXT), ids_a_step)
+        await generation.done
+    assert case.text == "Hello world"
+    assert (generation.finish_reason, generation.output_tokens, generation.error) == ("length", most, None)
+    assert case.num_aborts() == 1, "the worker would go on"
+
+
+async def test_what_comes_after_a_stop_token_is_cut_off() -> None:
+    case = Case()
+    async with case.generation as generation:
+        case.steps((*token_ids("hi"), TINY_EOS_ID, *token_ids("there")), 1000)
+        await generation.done
+    assert (case.text, generation.finish_reason, generation.output_tokens) == ("hi", "stop", 3)
+
+
+async def test_what_is_billed_is_what_came() -> None:
+    case = Case()
+    async with case.generation as generation:
+        case.started(cached_tokens=1_000)
+        assert generation.cached_tokens == 32, "of a prompt of 32"
+        case.steps(token_ids("hi"))
+        case.end("stop", output_tokens=700, cached_tokens=-5)
+        await generation.done
+    assert (generation.output_tokens, generation.cached_tokens) == (len(token_ids("hi")), 0)
+
+
+async def test_an_answer_that_is_cut_short_is_a_fault_of_the_worker() -> None:
+    case = Case(max_tokens=3)
+    async with case.generation as generation:
+        case.steps(token_ids("a"))
+        case.end("length", 3)
+        await generation.done
+    assert isinstance(generation.error, WorkerFault) and "at 1 of 3 tokens" in str(generation.error)
 
 
 async def test_tokens_without_their_log_probabilities_are_a_fault_of_the_worker() -> None:
@@ -391,8 +432,8 @@ async def test_a_stop_string_before_min_tokens_is_text() -> None:
 
 @given(st.text(alphabet="abé \N{BALLOON}", max_size=12), st.text(alphabet="abé ", min_size=1, max_size=3), st.data())
 async def test_any_cut_tells_the_tokens_that_begin_in_the_text(text: str, stop: str, data: st.DataObject) -> None:
-    case = Case(stops=(stop,), is_scored=True)
     ids = token_ids(text)
+    case = Case(stops=(stop,), is_scored=True, max_tokens=len(ids))
     async with case.generation as generation:
         place = 0
         while place < len(ids) and generation.finish_reason is None:

@@ -151,6 +151,23 @@ async def test_whoever_asks_the_same_is_asked_for_once_and_each_may_leave() -> N
     assert (world.count("placed"), world.count("left")) == (2, 2)
 
 
+async def test_each_waits_for_its_own_room_and_all_are_asked_for_at_once() -> None:
+    world = World()
+    rooms = [0]
+    asked: list[int] = []
+
+    def most_room() -> int:
+        asked.append(rooms[-1])
+        return rooms[-1]
+
+    held = [world.queue.hold("x", most_room, ERROR, 5.0, least_room=least) for least in (10, 30, 20)]
+    for room, gone_on in ((9, [False] * 3), (20, [True, False, True]), (40, [True] * 3)):
+        rooms.append(room)
+        await eventually(lambda: asked and asked[-1] == rooms[-1])
+        assert [each.done() for each in held] == gone_on
+    assert world.count("placed") == 3
+
+
 async def test_a_wait_that_is_left_counts_against_the_patience_of_its_request() -> None:
     clock = ManualClock(0.0)
     world = World(clock=clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ class Wire:
         stream.connection_made(self.transport)
         stream.data_received(encode(Hello(namespace=SPACE, incarnation=link.incarnation, minor=minor)))
         self._stream = link._stream = stream
+        link._pulse.connected(asyncio.get_running_loop().time())
 
     def frames(self, kind: type[Any]) -> Sequence[Any]:
         return [frame for frame in map(decode, self.transport.frames()) if isinstance(frame, kind)]
@@ -218,12 +220,12 @@ async def test_what_crosses_the_asking_decides(crossing: str) -> None:
             elif crossing == "step":
                 wire.say(Step(entries=(StepEntry(id=wire.last.id, index=0, ids=IDS),)))
             else:
-                wire.ends("length")
+                wire.ends("stop")
             assert world.outcomes == [("failed" if crossing == "end" else "stayed")]
             assert not other.frames(Generate)
             if crossing != "end":
-                wire.ends("length", output_tokens=len(IDS))
-            assert generation.finish_reason == "length"
+                wire.ends("stop", output_tokens=len(IDS))
+            assert generation.finish_reason == "stop"
     assert world.is_quiet() and len(world.outcomes) == 1
 
 

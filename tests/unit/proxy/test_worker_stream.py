@@ -104,6 +104,21 @@ def _body(frame: dict[str, object]) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
+async def test_what_was_sent_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire()
+    for second, name in enumerate("abcd"):
+        monkeypatch.setattr(wire.stream._loop, "time", lambda second=second: float(second))
+        wire.generate(name, RecordingSink())
+    assert [wire.stream.num_sent_before(at) for at in (0.0, 0.5, 3.0, 9.0)] == [0, 1, 3, 4]
+    wire.receive(Started(id="b", cached_tokens=0), _step(("b", 0, (1,))))
+    assert wire.stream.num_sent_before(9.0) == 4
+    wire.receive(End(id="b", reason="stop", usage=USAGE), Fail(id="a", kind="overloaded", message=""))
+    wire.stream.abort("d", forget=True)
+    assert [wire.stream.num_sent_before(at) for at in (2.5, 9.0)] == [1, 1]
+    wire.transport.abort()
+    assert wire.stream.num_sent_before(9.0) == 0
+
+
 async def test_says_hello_first_and_knows_the_workers() -> None:
     wire = Wire()
     assert wire.sent() == [Hello(namespace=SPACE)]

@@ -119,6 +119,7 @@ def test_costs_come_from_the_environment_too(served: Served) -> None:
         (["--runner", "sim", "--attention", "cpu_sdpa"], "--attention means nothing with --runner sim"),
         (["--runner", "sim", "--kv-memory", "1GiB"], "--kv-memory means nothing with --runner sim"),
         (["--runner", "sim", "--threads", "1"], "--threads means nothing with --runner sim"),
+        (["--runner", "sim", "--deterministic"], "--deterministic means nothing with --runner sim"),
         (["--runner", "sim", "--model", "/models/one"], "--model is '/models/one'; with --runner sim it only names"),
         (["--runner", "sim", "--step-ms", "0"], "--step-ms is 0; it must be more than 0, inf for no limit in time"),
         (["--runner", "sim", "--step-ms", "nan"], "--step-ms is nan; it must be more than 0"),

@@ -29,12 +29,15 @@ SHARES = [
 ]
 
 
-def _logits(make: Callable[[KVCache], AttentionBackend], family: str) -> torch.Tensor:
-    model: Any = tiny_model(family).bfloat16()
+def _logits(
+    make: Callable[[KVCache], AttentionBackend], family: str, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    model: Any = tiny_model(family)
+    model.to(dtype)
     shapes = self_test.examine(model).shapes
     model.to(ELSEWHERE)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        cache = KVCache(KVShape(layers=shapes, dtype=torch.bfloat16, block_size=16), 4, ELSEWHERE)
+        cache = KVCache(KVShape(layers=shapes, dtype=dtype, block_size=16), 4, ELSEWHERE)
         runner = TorchRunner(model, cache, max_model_len=64, threads=1, backend=make(cache))
         return runner.logits(SHARES)
 
@@ -63,4 +66,4 @@ def test_every_tensor_of_a_step_is_where_the_model_is(make: Callable[[KVCache], 
 def test_a_tensor_left_in_main_memory_would_show() -> None:
     """The backend for CPUs keeps its tables there."""
     with pytest.raises(RuntimeError, match="device"):
-        _logits(CpuSdpa, "Llama")
+        _logits(CpuSdpa, "Llama", torch.float32)

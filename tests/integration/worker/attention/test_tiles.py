@@ -16,8 +16,8 @@ from tests.support.attention_worlds import NUM_HEADS, attention_call, largest_di
 from tests.support.seeds import seeded
 from worker.attention.backend import AttentionCall
 from worker.attention.cpu_sdpa import CpuSdpa
+from worker.attention.key_steps import KEY_STEP, padded_keys
 from worker.attention.step_layout import StepLayout
-from worker.attention.tiles import KEY_STEP, padded_keys
 from worker.kv_cache import KVCache, KVShape, LayerShape
 from worker.runner import StepShare
 

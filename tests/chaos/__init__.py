@@ -1,0 +1,1 @@
+"""Minutes of random faults and random clients, after which every response is accounted for: `make chaos`."""
