@@ -28,6 +28,11 @@ _LEAST_FILLED = 0.75
 """A sequence joins a group whose longest it is at least so long as."""
 
 
+_LEAST_PRODUCT = 16 * 16 * 16
+"""Multiplications up to which torch leaves a product to its own loops (ATen/native/mkldnn/Matmul.cpp), which round
+otherwise than oneDNN. The batch counts, so a small model's decode would depend on how many decodes stand beside it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
     """What its sequences have in common for all layers of a kind."""
@@ -81,8 +86,9 @@ class DecodeAttention:
             query.transpose(0, 1).index_select(0, plan.rows).view(num_sequences * num_kv_heads, -1, query.shape[-1])
         )
         group = queries.shape[1]
-        if group == 1:  # a row alone would be summed in another order
-            queries = queries.expand(-1, 2, -1)
+        num_rows = _least_rows(num_kv_heads, min(queries.shape[-1], value_dim))
+        if group < num_rows:
+            queries = queries.repeat(1, -(-num_rows // group), 1)
         attended = self._scratch.take("attended", num_sequences * num_kv_heads, queries.shape[1], value_dim)
         first = 0
         for each in plan.groups:
@@ -109,6 +115,11 @@ class DecodeAttention:
         torch.index_select(blocks_of_heads(layer.values), 0, group.places, out=values)
         values.view(-1, value_dim).index_fill_(0, group.unwritten, 0)  # may be NaN, and 0 * NaN is NaN
         torch.bmm(weights, values.view(batch, group.num_keys, value_dim), out=out)
+
+
+def _least_rows(num_kv_heads: int, dim: int) -> int:
+    """Of one sequence's queries: two, for a row alone is summed in another order, and enough for oneDNN."""
+    return max(2, _LEAST_PRODUCT // (num_kv_heads * dim * KEY_STEP) + 1)
 
 
 # --- plans ------------------------------------------------------------------------------------------------
