@@ -36,9 +36,13 @@ class ProxyMetrics:
         counter = partial(Counter, namespace="prefixcache", registry=registry)
         gauge = partial(Gauge, namespace="prefixcache", registry=registry)
         histogram = partial(Histogram, namespace="prefixcache", registry=registry)
+        self._add_requests(counter, histogram)
+        self._add_index(counter, gauge, histogram)
+        self._add_routing(counter, gauge)
+
+    def _add_requests(self, counter: partial[Counter], histogram: partial[Histogram]) -> None:
         ttft = partial(histogram, labelnames=("model",), buckets=TTFT_BUCKETS_S)
         phase = partial(histogram, labelnames=("model",), buckets=PHASE_BUCKETS_S)
-
         self.requests = counter("requests", "Requests answered, by HTTP status", ("model", "code"))
         self.request_errors = counter("request_errors", "Requests that ended in an error, by its code", ("code",))
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of completed requests", ("model",))
@@ -64,6 +68,7 @@ class ProxyMetrics:
             "request_decode_time_seconds", "First token to the end of one generation, by its worker's account"
         )
 
+    def _add_index(self, counter: partial[Counter], gauge: partial[Gauge], histogram: partial[Histogram]) -> None:
         self.index_lookup = histogram(
             "index_lookup_seconds", "Time of one match in the index", buckets=LOOKUP_BUCKETS_S
         )
@@ -82,6 +87,9 @@ class ProxyMetrics:
             "Prompts whose pending claims were placed, settled by their first token, or released without one",
             ("change",),
         )
+
+    def _add_routing(self, counter: partial[Counter], gauge: partial[Gauge]) -> None:
+        """Where prompts go, and the workers and engines they can go to."""
         self.rescored_decisions = counter(
             "rescored_decisions", "Decisions made again because a commit told of a deeper prefix", ("outcome",)
         )
