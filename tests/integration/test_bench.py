@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.quick_bench import quick_bench
+
 TABLES = ("Memory", "Whole match", "apply of 256", "claim of 256", "CPU of the client", "Lookups", "Growth", "Sweep")
 FLOORS = (
     "bytes a block, agent forks, holders 4",
@@ -25,19 +23,8 @@ TIMEOUT_S = 120
 
 
 def test_the_index_benchmark_runs_and_writes_all_its_figures(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.bench.index", "--quick", "--server", "valkey"]
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.startswith("Valkey "), ended.stdout
-    content = json.loads((tmp_path / ".bench" / "index-quick.json").read_text())
+    printed, content = quick_bench("index", "--server", "valkey", folder=tmp_path, timeout_s=TIMEOUT_S)
+    assert printed.startswith("Valkey "), printed
     titles = [table["title"] for table in content["tables"]]
     assert len(titles) == len(TABLES) and all(map(str.startswith, titles, TABLES)), titles
     for beginning in FLOORS:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 from prefixcache.routing.policies import POLICIES
+from tests.support.quick_bench import quick_bench
 
-ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ["ours", "ours, no tokenizer", "ours, two proxies", "ours, round robin"]
 FLOORS = (
     "tokenizing a new turn over a whole encode",
@@ -26,18 +23,8 @@ TIMEOUT_S = 120
 
 
 def test_the_routing_benchmark_runs_and_writes_all_its_figures(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.bench.routing", "--quick"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "left out: sglang-router: --quick" in ended.stdout
-    content = json.loads((tmp_path / ".bench" / "routing-quick.json").read_text())
+    printed, content = quick_bench("routing", folder=tmp_path, timeout_s=TIMEOUT_S)
+    assert "left out: sglang-router: --quick" in printed
     tokenizing, deciding, ample, tight, decisions, simulated, live, run, cores = content["tables"]
     assert tokenizing["rows"][0]["tokens"] > 0
     assert {row["policy"] for row in deciding["rows"]} == set(POLICIES)

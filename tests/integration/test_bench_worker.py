@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -16,10 +13,10 @@ from tests.bench.worker.decode import SAMPLINGS
 from tests.bench.worker.driven_engine import driven_engine
 from tests.bench.worker.plain_model import PlainModel
 from tests.bench.worker.prompts import new_prompt
+from tests.support.quick_bench import quick_bench
 from tests.support.tiny_models import tiny_model, write_model
 from worker.model_runner import TorchRunner
 
-ROOT = Path(__file__).resolve().parents[2]
 TITLES = ["Time to the first token", "Decode after", "Memory of a worker", "Memory of a simulated worker"]
 FLOORS = (
     "step of 4 decodes, greedy: overhead over the model's forward",
@@ -32,18 +29,8 @@ TIMEOUT_S = 240
 
 
 def test_the_worker_benchmark_runs_and_writes_all_its_figures(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.bench.worker", "--quick"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "left out: vLLM: --quick" in ended.stdout
-    content = json.loads((tmp_path / ".bench" / "worker-quick.json").read_text())
+    printed, content = quick_bench("worker", folder=tmp_path, timeout_s=TIMEOUT_S)
+    assert "left out: vLLM: --quick" in printed
     prefill, decode, memory, _ = tables = content["tables"]
     assert all(map(str.startswith, (table["title"] for table in tables), TITLES)), tables
     assert [(row["prompt"], row["tokens"], row["cached"]) for row in prefill["rows"]] == [
