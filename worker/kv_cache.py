@@ -106,8 +106,8 @@ def blocks_of_heads(pool: Tensor) -> Tensor:
 
 
 def of_every_head(blocks: Tensor, num_kv_heads: int, num_blocks: int) -> Tensor:
-    """[num_kv_heads, n] places of `blocks` [n] in blocks_of_heads."""
-    return blocks + torch.arange(0, num_kv_heads * num_blocks, num_blocks).unsqueeze(1)
+    """[.., num_kv_heads, n] places of `blocks` [.., n] in blocks_of_heads."""
+    return blocks.unsqueeze(-2) + torch.arange(0, num_kv_heads * num_blocks, num_blocks).unsqueeze(1)
 
 
 def _gather(pool: Tensor, blocks: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from worker.attention.backend import AttentionCall
 from worker.attention.key_steps import KEY_STEP, round_up
 from worker.attention.scratch import Scratch
 from worker.attention.step_layout import SequenceRows, StepLayout
-from worker.kv_cache import LayerCache, blocks_of_heads
+from worker.kv_cache import LayerCache, blocks_of_heads, of_every_head
 
 _KEYS_AT_ONCE_BYTES = 4 << 20
 """Of a group: what is gathered is still in the CPU's cache when it is multiplied (measured: 32 sequences of 1,024
@@ -155,7 +155,6 @@ def _group(
     blocks = torch.stack(
         [gathered_blocks(*pair, num_keys, block_size) for pair in zip(sequences, first_keys, strict=True)]
     )
-    heads = torch.arange(0, num_kv_heads * num_blocks, num_blocks)
     first_key = torch.tensor(first_keys).unsqueeze(1)
     end = torch.tensor([sequence.end for sequence in sequences]).unsqueeze(1) - first_key
     first_seen = torch.tensor([sequence.first_key(sliding_window) for sequence in sequences]).unsqueeze(1) - first_key
@@ -166,7 +165,7 @@ def _group(
     return _Group(
         num_sequences=len(sequences),
         num_keys=num_keys,
-        places=(blocks.unsqueeze(1) + heads.view(1, -1, 1)).flatten(),
+        places=of_every_head(blocks, num_kv_heads, num_blocks).flatten(),
         first_hidden=first_hidden,
         hidden=hidden[:, None, first_hidden:],
         unwritten=(~written).unsqueeze(1).expand(-1, num_kv_heads, -1).flatten().nonzero().flatten(),
