@@ -116,6 +116,8 @@ INDEX_RETRY_S = 0.25
 PUBLISH_PAUSE_S = 0.05
 """Between two batches of a worker's changes, for each costs as much CPU as several steps of a quick model. Until then
 pending claims stand for what was stored."""
+REDIS_MEMORY_S = 5.0
+"""Between two looks of a proxy at Redis' own account of its memory; one takes some 50 us there."""
 INDEX_CHECK_S = 5.0
 """Without changes, a worker asks this often whether the index still knows its last batch."""
 

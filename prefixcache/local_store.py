@@ -40,6 +40,9 @@ class LocalStore:
     def registry(self) -> Registry:
         return self._registry
 
+    async def memory(self) -> None:
+        """There is no Redis."""
+
     async def deployment_secret(self, configured: bytes | None) -> bytes:
         """The first one that was configured, else one made up."""
         self._secret = self._secret or configured or new_secret()

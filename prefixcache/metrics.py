@@ -8,8 +8,20 @@ from __future__ import annotations
 
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+import prefixcache
+from prefixcache.errors import EngineFault, EngineTimeout, EngineUnreachable, Overloaded, Unavailable, WorkerFault
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -21,6 +33,20 @@ LOOKUP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.
 PHASE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 """Queue, prefill and decode of one request: a cached prefill takes milliseconds, a long answer minutes."""
 STEP_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)
+
+
+SERVER_ERROR_CODES = (
+    *(error.code for error in (Unavailable, Overloaded, WorkerFault, EngineUnreachable, EngineFault, EngineTimeout)),
+    "internal_error",
+)
+"""Errors that are not the client's. Counted from the start as 0, so that the first one shows as an increase."""
+REUSES = ("none", "part", "most")
+"""Of a prompt: nothing was cached, less than half of its tokens, half or more."""
+
+
+def reuse_of(*, prompt_tokens: int, cached_tokens: int) -> str:
+    """One of REUSES."""
+    return REUSES[0] if cached_tokens == 0 else REUSES[1] if 2 * cached_tokens < prompt_tokens else REUSES[2]
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
@@ -39,18 +65,34 @@ class ProxyMetrics:
         self._add_requests(counter, histogram)
         self._add_index(counter, gauge, histogram)
         self._add_routing(counter, gauge)
+        _add_process(registry, "proxy")
+        info = Info("build", "What runs", namespace="prefixcache", subsystem="proxy", registry=registry)
+        info.info({"version": prefixcache.__version__})
+
+    def observe_reuse(self, model: str, ttft_s: float, *, prompt_tokens: int, cached_tokens: int) -> None:
+        """Of a completed request: what the cache was worth to it."""
+        reuse = reuse_of(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+        self.time_to_first_token_by_reuse.labels(model, reuse).observe(ttft_s)
 
     def _add_requests(self, counter: partial[Counter], histogram: partial[Histogram]) -> None:
         ttft = partial(histogram, labelnames=("model",), buckets=TTFT_BUCKETS_S)
         phase = partial(histogram, labelnames=("model",), buckets=PHASE_BUCKETS_S)
         self.requests = counter("requests", "Requests answered, by HTTP status", ("model", "code"))
         self.request_errors = counter("request_errors", "Requests that ended in an error, by its code", ("code",))
+        for code in SERVER_ERROR_CODES:
+            self.request_errors.labels(code)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of completed requests", ("model",))
         self.cached_tokens = counter("cached_tokens", "Prompt tokens whose KV was reused", ("model",))
         self.predicted_hit_tokens = counter("predicted_hit_tokens", "Hit tokens the index predicted", ("model",))
         self.generation_tokens = counter("generation_tokens", "Output tokens of completed requests", ("model",))
 
         self.time_to_first_token = ttft("time_to_first_token_seconds", "Request received to first token")
+        self.time_to_first_token_by_reuse = histogram(
+            "time_to_first_token_by_reuse_seconds",
+            "The same of completed requests, by how much of the prompt was reused: none, part (under half of it), most",
+            ("model", "reuse"),
+            buckets=TTFT_BUCKETS_S,
+        )
         self.e2e_request_latency = ttft("e2e_request_latency_seconds", "Request received to its end")
         self.inter_token_latency = histogram(
             "inter_token_latency_seconds",
@@ -81,6 +123,10 @@ class ProxyMetrics:
         self.index_commit_failures = counter("index_commit_failures", "Such commits that gave no answer in time")
         self.index_available = gauge(
             "index_available", "1 if the index answers; 0: prompts are routed by this proxy's own placements"
+        )
+        self.redis_memory = gauge("redis_memory_bytes", "Memory that Redis uses, by its own account; 0: not known")
+        self.redis_memory_limit = gauge(
+            "redis_memory_limit_bytes", "Its maxmemory, beyond which it refuses writes; 0: none, or not known"
         )
         self.pending_claims = counter(
             "pending_claims",
@@ -144,9 +190,14 @@ class WorkerMetrics:
         gauge = partial(Gauge, namespace="prefixcache", subsystem="worker", registry=registry)
         histogram = partial(Histogram, namespace="prefixcache", subsystem="worker", registry=registry)
 
+        _add_process(registry, "worker")
+        self.build = Info("build", "What runs", namespace="prefixcache", subsystem="worker", registry=registry)
+        self.identify(worker="", model="")
+
         self.kv_cache_usage = Gauge(
             "prefixcache_kv_cache_usage", "Fraction of KV blocks held by running requests, 0 to 1", registry=registry
         )
+        self.blocks = gauge("blocks", "KV blocks of the cache")
         self.cached_blocks = gauge("cached_blocks", "KV blocks whose content can be found and reused")
         self.requests_running = gauge("requests_running", "Requests in the running batch")
         self.requests_waiting = gauge("requests_waiting", "Requests not started")
@@ -196,3 +247,12 @@ class WorkerMetrics:
         )
         self.repaired_claims = counter("repaired_claims", "Claims told again after a wrong prediction", ("change",))
         self.publish_failures = counter("publish_failures", "Index writes that failed and were sent again")
+
+    def identify(self, *, worker: str, model: str) -> None:
+        """Under which name proxies know the process, beside its version."""
+        self.build.info({"version": prefixcache.__version__, "worker": worker, "model": model})
+
+
+def _add_process(registry: CollectorRegistry, subsystem: str) -> None:
+    """Memory, CPU time, open files and start time of this process, where /proc tells."""
+    ProcessCollector(namespace=f"prefixcache_{subsystem}", registry=registry)

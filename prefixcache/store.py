@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from prefixcache.errors import IndexUnavailable
 from prefixcache.hashing import new_secret
@@ -18,6 +19,15 @@ from prefixcache.limits import INDEX_DEADLINE_S, INDEX_WRITE_TIMEOUT_S
 from prefixcache.registry import Registry
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisMemory:
+    """What a server says of its memory."""
+
+    used_bytes: int
+    limit_bytes: int
+    """Beyond it writes are refused; 0: there is none."""
 
 
 class RedisStore:
@@ -89,6 +99,14 @@ class RedisStore:
                 "Redis at %s holds another deployment secret than the one given: using it", self._client.place
             )
         return bytes(standing)
+
+    async def memory(self) -> RedisMemory | None:
+        """By the server's own account; None where it does not tell. Its user needs the right to call INFO."""
+        told = await self._client.command("INFO", "memory", deadline_s=INDEX_WRITE_TIMEOUT_S)
+        used_bytes = told.get("used_memory") if isinstance(told, dict) else None
+        if used_bytes is None:
+            return None
+        return RedisMemory(used_bytes=int(used_bytes), limit_bytes=int(told.get("maxmemory", 0)))
 
     async def ping(self) -> None:
         """Returns if Redis answers."""

@@ -46,6 +46,7 @@ from proxy.placer import Placer
 from proxy.prediction import Predictor, PromptReader
 from proxy.rebalancer import Rebalancer
 from proxy.recent_placements import RecentPlacements
+from proxy.redis_memory import RedisMemoryWatch
 from proxy.reports import ReportHandlers
 from proxy.secret import DeploymentSecret
 from proxy.served_models import ServedModels
@@ -161,7 +162,8 @@ async def _store(app: web.Application) -> AsyncIterator[None]:
     async with app[PARTS].open_store() as store:
         app[STORE] = store
         app[BOOKS].metrics.index_available.set_function(lambda: store.index_available)
-        yield
+        async with _running(RedisMemoryWatch(store, app[BOOKS].metrics).run()):
+            yield
 
 
 async def _keeper(app: web.Application) -> AsyncIterator[None]:

@@ -230,6 +230,8 @@ class Exchange:
         if len(usages) == len(group.members):
             record.computed_tokens = sum(usage.computed_tokens for usage in usages)
             record.preemptions = sum(usage.preemptions for usage in usages)
+        if record.ttft_s is not None:
+            metrics.observe_reuse(model, record.ttft_s, prompt_tokens=record.prompt_tokens, cached_tokens=cached_tokens)
         record.queue_s = max((usage.queue_s for usage in usages), default=None)
         record.prefill_s = max((usage.prefill_s for usage in usages), default=None)
         record.decode_s = max((usage.decode_s for usage in usages), default=None)

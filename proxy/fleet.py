@@ -199,11 +199,14 @@ class Fleet:
 
     def _note_names(self) -> None:
         now = self._clock()
+        for link in self._links.values():
+            self._served_at.update(dict.fromkeys(_names(link.record), now))
         for name, served_at in list(self._served_at.items()):
             if now - served_at >= RECORD_DEAD_AFTER_S:
                 del self._served_at[name]
-        for link in self._links.values():
-            self._served_at.update(dict.fromkeys(_names(link.record), now))
+                if name in self._counted_models:
+                    self._counted_models.discard(name)
+                    self._metrics.workers_ready.remove(name)
 
     def _add(self, record: WorkerRecord) -> None:
         worker_id = record.worker_id

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import get_args
 
 from aiohttp import web
 
@@ -19,6 +20,7 @@ from proxy.completion_answer import CompletionAnswer
 from proxy.completion_request import parse_completion_request
 from proxy.exchange import Books, Exchange, PlacedPrompt
 from proxy.fleet import Fleet
+from proxy.generation import Continuation
 from proxy.held_requests import HeldRequests
 from proxy.model import Model
 from proxy.placement import check_context
@@ -57,6 +59,8 @@ class GenerationHandler:
         self._books = books
         self._clock = clock
         self._request_numbers = itertools.count(1)
+        for outcome in get_args(Continuation):
+            books.metrics.continuations.labels(outcome)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, parse_chat_request)

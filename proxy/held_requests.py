@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, get_args
 
 from prefixcache.errors import NoWorkerReady, Overloaded, Unavailable
 from prefixcache.limits import HELD_DOWN_S, HELD_POLL_S, MAX_HELD_REQUESTS
 from prefixcache.metrics import ProxyMetrics
+
+HeldOutcome = Literal["placed", "expired", "left", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class HeldRequests:
         self._waiting: dict[asyncio.Future[None], _Wait] = {}
         self._next_look: asyncio.TimerHandle | None = None
         self._closed: Unavailable | None = None
+        for outcome in get_args(HeldOutcome):
+            metrics.held_requests.labels(outcome)
         metrics.num_requests_held.set_function(lambda: self.num_held)
 
     @property
@@ -146,7 +151,7 @@ class HeldRequests:
         else:
             self._count("expired" if come.exception() is error else "refused")
 
-    def _count(self, outcome: str) -> None:
+    def _count(self, outcome: HeldOutcome) -> None:
         self._metrics.held_requests.labels(outcome).inc()
 
 

@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Generic
+from typing import Generic, get_args
 
 from prefixcache.errors import IndexUnavailable
 from prefixcache.index.base import Match, PrefixIndex
 from prefixcache.index.boundaries import Boundaries
 from prefixcache.limits import SHORT_PREFILL_TOKENS
 from prefixcache.metrics import ProxyMetrics
-from prefixcache.routing.base import Decision, Policy, WorkerSnapshot
+from prefixcache.routing.base import Decision, Policy, Reason, WorkerSnapshot
 from prefixcache.routing.rates import prefill_rates
 from proxy.destination import Geometry
 from proxy.expectation import NO_ANSWER, NOTHING, Expectation, claimed_blocks, expectations
@@ -120,6 +120,10 @@ class Placer:
         self._recent = recent
         self._proxy_id = proxy_id
         self._metrics = metrics
+        for reason in get_args(Reason):
+            metrics.routing_decisions.labels(policy.name, reason)
+        for cause in ("no_answer", "announced_again"):
+            metrics.own_placement_decisions.labels(cause)
         self._own_claims = OwnClaims()
         self._numbers = itertools.count(1)
 

@@ -12,6 +12,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import get_args
 
 from prefixcache.limits import MAX_STEAL_CANDIDATES
 from prefixcache.load import NUM_WAITING_CLASSES, waiting_class
@@ -40,6 +41,8 @@ class Rebalancer:
         self._placer = placer
         self._loads = loads
         self._metrics = metrics
+        for outcome in get_args(MoveOutcome):
+            metrics.steals.labels(outcome)
         self._clock = clock
         self._bound_for: set[WorkerLink] = set()
         """Workers to which a request is on its way."""

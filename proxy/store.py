@@ -6,6 +6,7 @@ from typing import Protocol
 
 from prefixcache.index.base import PrefixIndex
 from prefixcache.registry import Registry
+from prefixcache.store import RedisMemory
 
 
 class Store(Protocol):
@@ -18,6 +19,9 @@ class Store(Protocol):
         """Whether a call to an index has a prospect of an answer now."""
 
     def registry(self) -> Registry: ...
+
+    async def memory(self) -> RedisMemory | None:
+        """Of the server behind it; None where there is none, or it does not tell."""
 
     async def deployment_secret(self, configured: bytes | None) -> bytes:
         """What stands in the store wins; else what is configured, or a new secret, is put there."""

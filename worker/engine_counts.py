@@ -19,6 +19,7 @@ class EngineCounts:
     def __init__(self, metrics: WorkerMetrics, *, pool: BlockPool, pace: Pace) -> None:
         for reason in (*get_args(EndReason), *get_args(FailKind)):
             metrics.requests.labels(reason)  # a series that is there from the start shows its first increase
+        metrics.blocks.set(pool.num_blocks)
         self._metrics = metrics
         self._pool = pool
         self._pace = pace

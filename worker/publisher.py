@@ -81,6 +81,8 @@ class Publisher:
         self._measure = measure
         self._record = record
         self._metrics = metrics
+        for change in ("stored", "removed"):
+            metrics.published_hashes.labels(change)
         self._random = random
         self._reannounce_jitter_s = reannounce_jitter_s
         self._renewal_s = renewal_s

@@ -90,6 +90,7 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     metrics = WorkerMetrics()
+    metrics.identify(worker=worker_id, model=model.served_names[0])
     failed = asyncio.Event()
     started_at = time.time()
     block_size = runner.limits.block_size

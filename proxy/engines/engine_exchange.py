@@ -215,6 +215,10 @@ class EngineExchange:
         if self._placed is not None:
             metrics.predicted_hit_tokens.labels(model).inc(self._placed.reserved.placement.index_hit_tokens)
         metrics.generation_tokens.labels(model).inc(record.completion_tokens)
+        if record.ttft_s is not None and usage.cached_tokens is not None:
+            metrics.observe_reuse(
+                model, record.ttft_s, prompt_tokens=record.prompt_tokens, cached_tokens=record.cached_tokens
+            )
         metrics.e2e_request_latency.labels(model).observe(time.perf_counter() - record.received_at)
         self._books.stats.record(model, prompt_tokens=record.prompt_tokens, cached_tokens=record.cached_tokens)
 

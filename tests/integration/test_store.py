@@ -93,12 +93,24 @@ async def test_refused_write_of_the_secret_does_not_tell_it(any_server: Server, 
     assert secret not in "".join(traceback.format_exception(raised.value))
 
 
+async def test_memory_is_what_the_server_says(any_server: Server, store: RedisStore) -> None:
+    limit_bytes = 1 << 30
+    any_server.command("CONFIG", "SET", "maxmemory", limit_bytes)
+    try:
+        memory = await store.memory()
+    finally:
+        any_server.command("CONFIG", "SET", "maxmemory", 0)
+    assert memory is not None
+    assert memory.limit_bytes == limit_bytes and 100_000 < memory.used_bytes < limit_bytes
+
+
 async def test_every_call_finds_an_absent_server_unavailable() -> None:
     async with RedisStore.open("unix:///nowhere/valkey.sock") as store:
         index, registry = store.index(NAMESPACE), store.registry()
         calls = [
             store.ping(),
             store.deployment_secret(None),
+            store.memory(),
             index.register(),
             index.renew(1),
             index.retire(1),

@@ -49,6 +49,19 @@ async def test_whole_and_streamed_are_the_same_answer(store: MemoryStore) -> Non
     assert (first.prompt_ids, first.root, first.sampling) == (second.prompt_ids, second.root, second.sampling)
 
 
+@pytest.mark.parametrize(("cached_tokens", "reuse"), [(0, "none"), (1, "part"), (1_000, "most")])
+async def test_ttft_is_told_apart_by_what_was_reused(store: MemoryStore, cached_tokens: int, reuse: str) -> None:
+    async with (
+        FakeWorker.open(store, script=says(TEXT, cached_tokens=cached_tokens)),
+        running_proxy(store) as proxy,
+    ):
+        await proxy.ready()
+        await proxy.chat()
+        await proxy.events()
+        name = "prefixcache_time_to_first_token_by_reuse_seconds_count"
+        assert proxy.metric(name, reuse=reuse) == proxy.metric(name) == 2
+
+
 async def test_without_the_option_a_stream_has_no_usage(store: MemoryStore) -> None:
     async with FakeWorker.open(store, script=says("hi")), running_proxy(store) as proxy:
         await proxy.ready()

@@ -11,7 +11,7 @@ import pytest
 
 from prefixcache.limits import HELD_DOWN_S, RECORD_DEAD_AFTER_S
 from prefixcache.types import pack_tokens
-from proxy.app import FLEET, HELD
+from proxy.app import BOOKS, FLEET, HELD
 from tests.support.fake_worker import FakeWorker, says, token_ids
 from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import RunningProxy, body, running_proxy
@@ -129,10 +129,14 @@ async def test_a_model_whose_workers_left_long_ago_is_unknown_again(store: Memor
             await store.registry().withdraw(leaves.record)
         await eventually(lambda: len(proxy.fleet.links) == 1)
         fleet = proxy.app[FLEET]
+        ready = proxy.app[BOOKS].metrics.registry.get_sample_value
         assert fleet.knows("gone") and fleet.knows("kept")
+        assert ready("prefixcache_workers_ready", {"model": "gone"}) == 0
         later = fleet._clock() + RECORD_DEAD_AFTER_S
         fleet._clock = lambda: later
         assert not fleet.knows("gone") and fleet.knows("kept")
+        await eventually(lambda: ready("prefixcache_workers_ready", {"model": "gone"}) is None)
+        assert ready("prefixcache_workers_ready", {"model": "kept"}) == 1
         assert (await proxy.chat(model="gone")).status_code == 404
 
 
