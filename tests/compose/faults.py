@@ -1,0 +1,116 @@
+"""What is done to a running stack: each fault begins, lasts, is taken back, and says what clients may see of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tests.compose.account import NOTHING, STREAMS, Allowance
+from tests.support.compose import ComposeStack
+from tests.support.containers import Container
+
+LASTS_S = 10.0
+"""Of a pause, and of a cut from the network."""
+
+_RESTARTED_WITHIN_S = 30.0
+_LOOK_EVERY_S = 0.1
+_FRONT = ("proxy", "edge")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Both calls block."""
+
+    name: str
+    begin: Callable[[ComposeStack], Callable[[], None]]
+    """Returns what takes it back."""
+    lasts_s: float = 0.0
+    allowance: Allowance
+
+
+def killed(service: str) -> Fault:
+    """kill -9; the restart policy brings it back."""
+
+    def begin(stack: ComposeStack) -> Callable[[], None]:
+        victim = _first(stack, service)
+        victim.kill()
+        return partial(_await_restart, stack, victim)
+
+    return Fault(name=f"kill -9 {service}", begin=begin, allowance=_allowance(service))
+
+
+def paused(service: str) -> Fault:
+    """It stands still, its sockets open."""
+
+    def begin(stack: ComposeStack) -> Callable[[], None]:
+        container = _first(stack, service)
+        container.pause()
+        return container.unpause
+
+    return Fault(name=f"pause {service} 10 s", begin=begin, lasts_s=LASTS_S, allowance=_allowance(service))
+
+
+def cut_off(service: str) -> Fault:
+    """Its packets go nowhere, and nobody is told."""
+
+    def begin(stack: ComposeStack) -> Callable[[], None]:
+        container = _first(stack, service)
+        container.disconnect()
+        return container.connect
+
+    return Fault(name=f"network away from {service} 10 s", begin=begin, lasts_s=LASTS_S, allowance=_allowance(service))
+
+
+def restarted(service: str) -> Fault:
+    """As an operator does it."""
+
+    def begin(stack: ComposeStack) -> Callable[[], None]:
+        _first(stack, service).restart()
+        return _nothing
+
+    return Fault(name=f"restart {service}", begin=begin, allowance=NOTHING)
+
+
+def flushed() -> Fault:
+    """Everything in Redis is gone from one moment to the next."""
+
+    def begin(stack: ComposeStack) -> Callable[[], None]:
+        _first(stack, "redis").execute("redis-cli", "FLUSHALL")
+        return _nothing
+
+    return Fault(name="FLUSHALL", begin=begin, allowance=NOTHING)
+
+
+def scaled(service: str, to: int) -> Fault:
+    """No fault at all: an operator wants more or fewer of them."""
+
+    def begin(stack: ComposeStack) -> Callable[[], None]:
+        stack.up(**{service: to})
+        return _nothing
+
+    return Fault(name=f"scale {service} to {to}", begin=begin, allowance=NOTHING)
+
+
+def _allowance(service: str) -> Allowance:
+    return STREAMS if service in _FRONT else NOTHING
+
+
+def _first(stack: ComposeStack, service: str) -> Container:
+    return next(each for each in stack.containers(service) if each.is_running)
+
+
+def _await_restart(stack: ComposeStack, victim: Container) -> None:
+    """By the engine, of a container that was killed."""
+    deadline = time.monotonic() + _RESTARTED_WITHIN_S
+    while True:
+        now = next(each for each in stack.containers(victim.service) if each.id == victim.id)
+        if now.is_running and now.started_at != victim.started_at:
+            return
+        assert time.monotonic() < deadline, f"{victim.name} is not restarted"
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _nothing() -> None:
+    return

@@ -1,0 +1,126 @@
+"""One fault after the other under steady load, and what clients saw of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.compose.account import Account, Outcome
+from tests.compose.faults import Fault
+from tests.compose.load import SteadyLoad
+from tests.compose.recovery import WINDOW, Recovery, hit_rate, recovery
+from tests.support.compose import ComposeStack
+from tests.support.containers import Container
+from tests.support.waiting import eventually
+
+WHOLE_TIMEOUT_S = 60.0
+BACK_WITHIN_S = 60.0
+"""Of the hit rate, from the beginning of the fault."""
+LOOK_EVERY_S = 0.3
+
+_WORKERS_READY = (
+    "import json, urllib.request as r; "
+    "print(sum(w['ready'] for w in json.load(r.urlopen('http://127.0.0.1:8000/health', timeout=5))['workers']))"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survived:
+    """What one fault did; seconds from its beginning."""
+
+    fault: Fault
+    accounts: Sequence[Account]
+    """Of the requests that ended between its beginning and that of the next one."""
+    whole_s: float
+    """Until everything was healthy again, and every proxy had every worker."""
+    recovery: Recovery
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is worse than is allowed."""
+        found = self.fault.allowance.broken_by(self.accounts)
+        if not self.recovery.is_back or self.recovery.low_until_s > BACK_WITHIN_S:
+            found.append(f"the hit rate is not back: {self.recovery}")
+        return [f"{self.fault.name}: {problem}" for problem in found]
+
+    def row(self) -> Mapping[str, object]:
+        outcomes = [account.outcome for account in self.accounts]
+        streams = [account for account in self.accounts if account.is_stream and account.outcome is Outcome.RIGHT]
+        return {
+            "fault": self.fault.name,
+            "requests": len(self.accounts),
+            **{str(outcome): outcomes.count(outcome) for outcome in Outcome},
+            "asked again by the client": sum(bool(account.failed_attempts) for account in self.accounts),
+            "longest wait s": max((account.first_token_s for account in self.accounts), default=0.0),
+            "longest gap s": max((account.longest_gap_s for account in streams), default=0.0),
+            "whole after s": self.whole_s,
+            "hit rate": (self.recovery.before, self.recovery.lowest, self.recovery.last),
+            "low until s": self.recovery.low_until_s,
+        }
+
+
+class Survival:
+    """Of a stack under a load that runs."""
+
+    def __init__(self, stack: ComposeStack, load: SteadyLoad) -> None:
+        self._stack = stack
+        self._load = load
+        self.survived: list[Survived] = []
+
+    async def undergo(self, fault: Fault) -> Survived:
+        """Returns when all is as before, or has not become so in time."""
+        before = hit_rate([each for each in self._load.accounts if each.outcome is Outcome.RIGHT][-2 * WINDOW :])
+        began_at = time.monotonic()
+        take_back = await asyncio.to_thread(fault.begin, self._stack)
+        await asyncio.sleep(fault.lasts_s)
+        await asyncio.to_thread(take_back)
+        healed_at = time.monotonic()
+        await whole(self._stack)
+        whole_s = time.monotonic() - began_at
+
+        def looked() -> Recovery:
+            return recovery(self._load.since(began_at), before=before, began_at=began_at, healed_at=healed_at)
+
+        with contextlib.suppress(AssertionError):
+            await eventually(lambda: looked().is_back, max(BACK_WITHIN_S - whole_s, 1.0))
+        survived = Survived(fault=fault, accounts=self._load.since(began_at), whole_s=whole_s, recovery=looked())
+        self.survived.append(survived)
+        return survived
+
+    async def warmed_up(self) -> None:
+        """Returns when the load is answered at a steady hit rate."""
+        await eventually(lambda: len(self._load.accounts) >= 4 * WINDOW, WHOLE_TIMEOUT_S)
+
+
+async def whole(stack: ComposeStack) -> None:
+    """Returns when every container is healthy and every proxy has every worker."""
+    deadline = time.monotonic() + WHOLE_TIMEOUT_S
+    while (missing := await asyncio.to_thread(_missing, stack)) is not None:
+        assert time.monotonic() < deadline, missing
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _missing(stack: ComposeStack) -> str | None:
+    """What the stack lacks, None if nothing."""
+    containers = stack.containers()
+    for service, number in stack.scale.items():
+        healthy = [each for each in containers if each.service == service and each.is_running and each.is_healthy]
+        if len(healthy) != number:
+            return f"{len(healthy)} of {number} {service} healthy"
+    for container in containers:
+        if container.service == "proxy" and _workers_ready(container) != stack.scale["worker"]:
+            return f"{container.name} does not have all workers"
+    return None
+
+
+def _workers_ready(proxy: Container) -> int:
+    """As this proxy sees it; -1 while it does not answer."""
+    try:
+        return int(json.loads(proxy.execute("python", "-ISc", _WORKERS_READY)))
+    except (subprocess.SubprocessError, ValueError):
+        return -1

@@ -1,0 +1,118 @@
+"""From clean volumes, with a model that loads for a minute: healthy means that a chat is answered, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tests.compose.findings import Findings
+from tests.compose.gated import GatedStack
+from tests.support.bare_client import Reply, ask, post_bytes
+from tests.support.compose import ComposeStack
+from tests.support.seen_answer import SeenAnswer
+from tests.support.sim_oracle import SimOracle
+from tests.support.sim_requests import CHAT
+from tests.support.waiting import eventually
+
+LOAD_S = 60.0
+"""Far more than what a health check is retried for once it counts."""
+PROBE_EVERY_S = 1.0
+UP_WITHIN_S = 60.0
+"""Of the gate's opening."""
+BODY = {
+    "model": "sim",
+    "messages": [{"role": "user", "content": "Is anybody there?"}],
+    "max_tokens": 8,
+    "temperature": 0,
+}
+
+
+async def get(stack: ComposeStack, path: str) -> Reply:
+    return await ask(stack.port, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+
+
+async def chat(stack: ComposeStack) -> Reply:
+    return await ask(stack.port, post_bytes(CHAT, BODY))
+
+
+@contextmanager
+def coming_up(stack: ComposeStack) -> Iterator[subprocess.Popen[str]]:
+    """`up --wait`, as it runs."""
+    process = stack.begin(*stack.up_arguments())
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait()
+
+
+def healthy_by_service(stack: ComposeStack) -> dict[str, set[bool]]:
+    found: dict[str, set[bool]] = {}
+    for container in stack.containers():
+        found.setdefault(container.service, set()).add(container.is_healthy)
+    return found
+
+
+async def test_rw_140_healthy_means_that_a_chat_is_answered(simulated: GatedStack, findings: Findings) -> None:
+    stack = simulated.stack
+    began_at = time.monotonic()
+    with coming_up(stack) as up:
+        # From the edge's first answer on, everybody is told to come again: no reset, no 502.
+        await eventually(lambda: _is_answered(stack), LOAD_S)
+        answered_s = time.monotonic() - began_at
+        num_probes = 0
+        while time.monotonic() < began_at + LOAD_S:
+            await _is_told_to_come_again(stack)
+            num_probes += 1
+            await asyncio.sleep(PROBE_EVERY_S)
+        assert num_probes >= 20
+        assert up.poll() is None, "nothing is up before a chat is answered"
+        assert healthy_by_service(stack) == {"redis": {True}, "worker": {False}, "proxy": {False}, "edge": {False}}
+
+        opened_at = time.monotonic()
+        simulated.open()
+        healthy_after_s = await _watch(stack, up, opened_at)
+        assert up.returncode == 0, up.stdout and up.stdout.read()
+    reply = await chat(stack)
+    assert reply.status == 200, reply
+    assert SeenAnswer.of_whole(reply.content).differs(SimOracle().answers(BODY)) is None
+    findings.healthy_after_s["load delay of 60 s, counted from its end"] = {
+        "the edge answers (503), from `up`": answered_s,
+        **healthy_after_s,
+    }
+
+
+async def _is_answered(stack: ComposeStack) -> bool:
+    return (await get(stack, "/ready")).status is not None
+
+
+async def _is_told_to_come_again(stack: ComposeStack) -> None:
+    ready, reply = await asyncio.gather(get(stack, "/ready"), chat(stack))
+    assert (ready.end, ready.status) == ("complete", 503), ready
+    assert (reply.end, reply.status) == ("complete", 503), reply
+    assert int(reply.headers["retry-after"]) >= 1, reply
+    error = json.loads(reply.content)["error"]
+    assert error["message"] and error["code"], reply
+
+
+async def _watch(stack: ComposeStack, up: subprocess.Popen[str], opened_at: float) -> Mapping[str, float]:
+    """Seconds until each service is healthy as a whole, and until `up` returned; in this order."""
+    after_s: dict[str, float] = {}
+
+    async def is_up() -> bool:
+        is_over = up.poll() is not None
+        for service, healthy in (await asyncio.to_thread(healthy_by_service, stack)).items():
+            if healthy == {True} and service != "redis":
+                after_s.setdefault(service, time.monotonic() - opened_at)
+        return is_over
+
+    await eventually(is_up, UP_WITHIN_S)
+    after_s["`up --wait` returns"] = time.monotonic() - opened_at
+    order = ["worker", "proxy", "edge"]
+    assert sorted(order, key=lambda service: after_s.get(service, float("inf"))) == order, after_s
+    return after_s
