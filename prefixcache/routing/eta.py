@@ -57,11 +57,12 @@ def _exact_order(worker: WorkerSnapshot) -> tuple[int, int]:
 
 def _scores_s(request: RoutingRequest, workers: Sequence[WorkerSnapshot]) -> dict[str, float]:
     usual = usual_rate(workers)
-    sharing = sharing_prices_tokens(request, workers)
+    uncached = [worker.uncached_tokens(request) for worker in workers]
+    sharing = sharing_prices_tokens(workers, uncached)
     scores: dict[str, float] = {}
     for place, worker in enumerate(workers):
         told = worker.prefill_rate or usual
-        uncached_tokens = worker.uncached_tokens(request)
+        uncached_tokens = uncached[place]
         tokens = uncached_tokens + displaced_price_tokens(worker, uncached_tokens)
         if sharing is not None:
             tokens += sharing[place]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from prefixcache.routing.base import RoutingRequest, WorkerSnapshot
+from prefixcache.routing.base import WorkerSnapshot
 
 DISPLACED_PRICE = 2.0
 """Tokens computed that a token evicted just after its last use is worth; by simulation, on engines and own workers."""
@@ -52,29 +52,40 @@ def displaced_price_tokens(worker: WorkerSnapshot, uncached_tokens: int) -> floa
     return price * math.exp(-age_s / FORGOTTEN_S) if age_s > 0.0 else price
 
 
-def sharing_prices_tokens(request: RoutingRequest, workers: Sequence[WorkerSnapshot]) -> Sequence[float] | None:
-    """Crowding, copies and flocking for each worker; None where a capacity is not known, so that there are no shares.
+def sharing_prices_tokens(
+    workers: Sequence[WorkerSnapshot], uncached_tokens: Sequence[float]
+) -> Sequence[float] | None:
+    """Crowding, copies and flocking for each worker, which would compute `uncached_tokens` of the prompt.
 
-    Crowding counts with the prompt taken in: moving a chat is no gain where the new place is then as full as the old.
+    None where a capacity is not known, so that there are no shares. Crowding counts with the prompt taken in: moving a
+    chat is no gain where the new place is then as full as the old.
     """
     capacity_tokens = held_tokens = recent_tokens = 0.0
+    num_requests = 0
     for worker in workers:
-        if not worker.capacity_tokens:
+        capacity = worker.capacity_tokens
+        if not capacity:
             return None
-        capacity_tokens += worker.capacity_tokens
+        capacity_tokens += capacity
         held_tokens += worker.held_tokens
         recent_tokens += worker.recent_tokens
+        num_requests += worker.num_requests
+    # Written without calls of max and min: every decision comes here once for each worker.
     fill = held_tokens / capacity_tokens
+    crowding_price = CROWDING_PRICE * fill if fill < 1.0 else CROWDING_PRICE
     # A lone chat may stay where it is, however long: nothing is shared out among idle workers.
-    busy = min(sum(worker.num_requests for worker in workers) / len(workers), 1.0)
-    crowding_price = CROWDING_PRICE * min(fill, 1.0)
+    busy = num_requests / len(workers)
+    flocking_price = FLOCKING_PRICE * busy if busy < 1.0 else FLOCKING_PRICE
+    held_share, recent_share = held_tokens / capacity_tokens, recent_tokens / capacity_tokens
     prices: list[float] = []
-    for worker in workers:
-        share = (worker.capacity_tokens or 0.0) / capacity_tokens
-        uncached_tokens = worker.uncached_tokens(request)
-        crowding_tokens = max(worker.held_tokens + uncached_tokens - share * held_tokens, 0.0)
-        flocking_tokens = max(worker.recent_tokens - share * recent_tokens, 0.0)
-        prices.append(
-            crowding_price * crowding_tokens + COPY_PRICE * uncached_tokens + FLOCKING_PRICE * busy * flocking_tokens
-        )
+    for worker, uncached in zip(workers, uncached_tokens, strict=True):
+        capacity = worker.capacity_tokens or 0.0
+        price = COPY_PRICE * uncached
+        crowding_tokens = worker.held_tokens + uncached - held_share * capacity
+        if crowding_tokens > 0.0:
+            price += crowding_price * crowding_tokens
+        flocking_tokens = worker.recent_tokens - recent_share * capacity
+        if flocking_tokens > 0.0:
+            price += flocking_price * flocking_tokens
+        prices.append(price)
     return prices

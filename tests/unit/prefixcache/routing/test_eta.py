@@ -133,7 +133,7 @@ def scores(*fleet: WorkerSnapshot) -> dict[str, float]:
 
 def test_prices_of_memory_are_added_as_seconds_of_computing_so_many_tokens() -> None:
     fleet = [cache("full", 10_000.0), cache("nearly", 10_000.0 - 500, hit=1_000)]
-    sharing = sharing_prices_tokens(REQUEST, fleet)
+    sharing = sharing_prices_tokens(fleet, [each.uncached_tokens(REQUEST) for each in fleet])
     assert sharing is not None
     assert scores(*fleet) == pytest.approx(
         {"full": 2.0 + 2 * 2.0 + sharing[0] / RATE, "nearly": 1.0 + 2 * 0.5 + sharing[1] / RATE}

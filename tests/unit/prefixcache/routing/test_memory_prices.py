@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -55,9 +56,13 @@ def full(held: float, **fields: Any) -> WorkerSnapshot:
     return cache(held_tokens=held, capacity_tokens=10_000.0, **fields)
 
 
+def sharing_prices(workers: list[WorkerSnapshot]) -> Sequence[float] | None:
+    return sharing_prices_tokens(workers, [worker.uncached_tokens(PROMPT) for worker in workers])
+
+
 def of_crowding(workers: list[WorkerSnapshot]) -> list[float]:
     """Without the price of copies, which is the same for all that have nothing of the prompt."""
-    prices = sharing_prices_tokens(PROMPT, workers)
+    prices = sharing_prices(workers)
     assert prices is not None
     return [price - COPY_PRICE * worker.uncached_tokens(PROMPT) for price, worker in zip(prices, workers, strict=True)]
 
@@ -79,7 +84,7 @@ def test_a_chat_does_not_move_where_it_would_only_crowd_another_cache() -> None:
 
 def test_shares_are_by_capacity() -> None:
     alike = [cache(held_tokens=size / 5, capacity_tokens=size, hit_tokens=1_000) for size in (30_000.0, 10_000.0)]
-    assert sharing_prices_tokens(PROMPT, alike) == pytest.approx([0.0, 0.0])
+    assert sharing_prices(alike) == pytest.approx([0.0, 0.0])
 
 
 def test_empty_caches_are_crowded_by_nothing() -> None:
@@ -87,7 +92,7 @@ def test_empty_caches_are_crowded_by_nothing() -> None:
 
 
 def test_what_is_computed_here_and_held_elsewhere_has_the_price_of_a_copy() -> None:
-    prices = sharing_prices_tokens(PROMPT, [full(0.0), full(0.0, hit_tokens=600), full(0.0, hit_tokens=1_000)])
+    prices = sharing_prices([full(0.0), full(0.0, hit_tokens=600), full(0.0, hit_tokens=1_000)])
     assert prices == pytest.approx([COPY_PRICE * 1_000, COPY_PRICE * 400, 0.0])
 
 
@@ -97,8 +102,8 @@ def test_who_had_more_than_its_share_of_late_pays_where_each_has_a_request(num_r
         full(0.0, hit_tokens=1_000, recent_tokens=9_000.0, num_waiting=num_requests),
         full(0.0, hit_tokens=1_000, recent_tokens=1_000.0),
     ]
-    assert sharing_prices_tokens(PROMPT, fleet) == pytest.approx([FLOCKING_PRICE * busy * 4_000, 0.0])
+    assert sharing_prices(fleet) == pytest.approx([FLOCKING_PRICE * busy * 4_000, 0.0])
 
 
 def test_there_are_no_shares_where_a_capacity_is_not_known() -> None:
-    assert sharing_prices_tokens(PROMPT, [full(5.0), cache(held_tokens=5.0)]) is None
+    assert sharing_prices([full(5.0), cache(held_tokens=5.0)]) is None
