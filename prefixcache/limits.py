@@ -120,6 +120,42 @@ REDIS_MEMORY_S = 5.0
 """Between two looks of a proxy at Redis' own account of its memory; one takes some 50 us there."""
 INDEX_CHECK_S = 5.0
 """Without changes, a worker asks this often whether the index still knows its last batch."""
+SELF_QUESTION_S = 10.0
+"""A health check that wants to see a token gives a worker's engine a question of one token at most so often, and none
+while others get tokens."""
+SELF_ANSWER_WAIT_S = 4.0
+"""It waits so long for that token; what comes later counts for the next check."""
+SELF_STUCK_S = 30.0
+"""An engine that owes a token and makes no step for this long does not answer. Below WORKER_STUCK_UNKNOWN_S, after
+which proxies cut it: a check that fails restarts nothing."""
+
+# --- health checks ----------------------------------------------------------------------------------------
+PROBE_QUESTION_S = 10.0
+"""A check of a proxy asks for a one-token answer at most so often; between them the last one counts."""
+PROBE_ANSWER_S = 8.0
+"""For that answer. One that is late because others wait before it says nothing against the proxy."""
+PROBE_TIMEOUT_S = 5.0
+"""For everything else that a check asks."""
+
+# --- edge -------------------------------------------------------------------------------------------------
+EDGE_LOOK_S = 1.0
+"""Between two looks at which proxies there are and which are ready; below half of the drain delay of a proxy."""
+EDGE_READY_TIMEOUT_S = 1.0
+"""For a proxy's word on whether it is ready ..."""
+EDGE_SILENT_LOOKS = 2
+"""... which may be missed once: a proxy whose loop is late is not gone."""
+EDGE_RELOADS = 10
+EDGE_RELOADS_S = 60.0
+"""So many times in this time nginx takes a new list at once, then every EDGE_CALM_S: each list is a generation of its
+processes, which stay until their streams have ended."""
+EDGE_CALM_S = 10.0
+EDGE_CONNECT_TIMEOUT_S = 2
+EDGE_TRIES = 3
+"""Proxies that get a request at most, one after the other, all before the first byte of an answer."""
+EDGE_READ_TIMEOUT_S = 3_600
+"""Between two pieces of an answer; a prefill of any length has passed by then."""
+EDGE_GENERATION_S = 3_600
+"""How long processes of an old list may keep their streams."""
 
 # --- tokenizer --------------------------------------------------------------------------------------------
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from prefixcache.metrics import CONTENT_TYPE, WorkerMetrics, exposition
 from worker.engine import Engine
+from worker.self_question import SelfQuestion
 
 
 class ServedTokenizer(Protocol):
@@ -21,14 +22,21 @@ class ServedTokenizer(Protocol):
     def fingerprint(self) -> str: ...
 
 
-def application(*, engine: Engine, metrics: WorkerMetrics, tokenizer: ServedTokenizer) -> web.Application:
-    """Routes of one worker."""
+def application(
+    *, engine: Engine, metrics: WorkerMetrics, tokenizer: ServedTokenizer, question: SelfQuestion
+) -> web.Application:
+    """Routes of one worker. /health tells at once whether it takes requests, /health/answer whether tokens come."""
     files = tokenizer.files
 
     async def health(_request: web.Request) -> web.Response:
         load = engine.load
         body = {"serving": engine.is_serving, "step": load.step, "running": load.running, "waiting": load.waiting}
         return web.json_response(body, status=200 if engine.is_serving else 503)
+
+    async def answer(_request: web.Request) -> web.Response:
+        verdict = await question.verdict()
+        body = {"answers": verdict.answers, "reason": verdict.reason}
+        return web.json_response(body, status=200 if verdict.answers else 503)
 
     async def metric_values(_request: web.Request) -> web.Response:
         return web.Response(body=exposition(metrics.registry), headers={"Content-Type": CONTENT_TYPE})
@@ -45,6 +53,7 @@ def application(*, engine: Engine, metrics: WorkerMetrics, tokenizer: ServedToke
 
     app = web.Application()
     app.router.add_get("/health", health)
+    app.router.add_get("/health/answer", answer)
     app.router.add_get("/metrics", metric_values)
     app.router.add_get("/tokenizer/manifest", manifest)
     app.router.add_get("/tokenizer/files/{name}", tokenizer_file)

@@ -22,6 +22,7 @@ from worker.engine import Engine, StepOutput
 from worker.http import ServedTokenizer, application
 from worker.publisher import Publisher
 from worker.runner import Runner
+from worker.self_question import SelfQuestion
 from worker.server import Server
 
 
@@ -98,6 +99,7 @@ async def serve(
 
     def take_output(output: StepOutput) -> None:
         server.deliver(output)
+        question.deliver(output)
         if output.index_changed:
             publisher.wake()
         if engine.failure is not None:
@@ -119,7 +121,8 @@ async def serve(
         address=lambda: record.address,
         token=worker_token,
     )
-    app = application(engine=engine, metrics=metrics, tokenizer=model.tokenizer)
+    question = SelfQuestion(engine)
+    app = application(engine=engine, metrics=metrics, tokenizer=model.tokenizer, question=question)
     async with server.listen(app, bound) as listening:
         record = _record(
             engine, model, worker_id=worker_id, address=advertised(listening, advertise), started_at=started_at
