@@ -1,7 +1,8 @@
 """The workers this proxy knows and the models they serve.
 
 registry, every REGISTRY_READ_S ──> a link for each worker ──ready──> model of its namespace
-A worker leaves when its record is gone and its stream is lost: a store that was emptied takes nobody down.
+A worker leaves when its record is gone and its stream is lost: a store that was emptied takes nobody down. Where another
+one has registered at its address, it gets nothing new and leaves with its last request: its stream is one to that.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ class Fleet:
         return record.namespace == expected
 
     async def _apply(self, found: Sequence[WorkerRecord]) -> None:
-        records = [record for record in found if self._hashes_alike(record)]
+        records = [record for record in _newest_of_each_place(found) if self._hashes_alike(record)]
         for record in records:
             link = self._links.get(record.worker_id)
             if link is not None and same_place(link.record, record):
@@ -188,9 +189,12 @@ class Fleet:
                 await self._drop(link)
             self._add(record)
         registered = {record.worker_id for record in records}
+        places = {record.address for record in records}
         for link in self.links:
-            if link.worker_id not in registered and link.stream is None:
-                await self._drop(link)
+            if link.worker_id not in registered:
+                link.is_succeeded = link.record.address in places
+                if link.stream is None or (link.is_succeeded and link.ledger.is_idle):
+                    await self._drop(link)
         self._note_names()
         self._tokenizers.keep_only({link.record.tokenizer_fingerprint for link in self.links})
         namespaces = {link.record.namespace for link in self.links}
@@ -262,6 +266,12 @@ def namespace_of(record: WorkerRecord) -> str:
         block_size=record.block_size,
         stride=record.stride,
     )
+
+
+def _newest_of_each_place(records: Sequence[WorkerRecord]) -> Sequence[WorkerRecord]:
+    """A process that restarted under a new id: its old record stands until the lease ends, its address is the same."""
+    newest = {record.address: record for record in sorted(records, key=lambda record: record.started_at)}
+    return [record for record in records if newest[record.address] is record]
 
 
 def _names(record: WorkerRecord) -> tuple[str, ...]:

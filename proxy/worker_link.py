@@ -78,6 +78,8 @@ class WorkerLink:
         """Of the process behind the stream, or the record's while there is none."""
         self._tells_process = False
         """Whether the worker has said itself which process it is, as from protocol 1.3 on."""
+        self.is_succeeded = False
+        """Whether another worker is registered where this one listened: a stream would be one to that."""
 
     @property
     def worker_id(self) -> str:
@@ -93,7 +95,7 @@ class WorkerLink:
     def ready(self) -> bool:
         """Whether it takes requests."""
         stream = self.stream
-        return self.renderer is not None and stream is not None and not stream.is_draining
+        return self.renderer is not None and stream is not None and not stream.is_draining and not self.is_succeeded
 
     @property
     def is_silent(self) -> bool:
@@ -169,6 +171,7 @@ class WorkerLink:
     def update(self, record: WorkerRecord) -> None:
         """Takes over a newer record of the same place; the stream's own word on the incarnation is fresher."""
         self.record = record
+        self.is_succeeded = False
         stream = self.stream
         if stream is None:
             self._take_process(record.started_at)

@@ -113,8 +113,8 @@ def _missing(stack: ComposeStack) -> str | None:
         if len(healthy) != number:
             return f"{len(healthy)} of {number} {service} healthy"
     for container in containers:
-        if container.service == "proxy" and _workers_ready(container) != stack.scale["worker"]:
-            return f"{container.name} does not have all workers"
+        if container.service == "proxy" and (ready := _workers_ready(container)) != stack.scale["worker"]:
+            return f"{container.name} has {ready} of {stack.scale['worker']} workers ready"
     return None
 
 

@@ -1,7 +1,7 @@
 """Every part dies, stands still, is cut off and scaled, at 20 requests a second: clients see what is allowed.
 
 Of everything but a proxy and the edge: no request fails before its first token, no stream is lost, no client has to ask
-again. Of those two: what is in their hands is cut, never ended as if it were whole, and the client's own retry succeeds.
+again. Of those two: what is in their hands is cut, never ended as if whole, and the client's own retry succeeds.
 """
 
 from __future__ import annotations

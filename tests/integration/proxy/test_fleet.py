@@ -139,6 +139,29 @@ async def test_a_worker_restarted_at_the_same_address_is_connected_again(store: 
             assert link.incarnation == second.record.incarnation
 
 
+async def test_a_worker_restarted_at_the_same_address_under_another_id_is_one_worker(store: MemoryStore) -> None:
+    """As a container does: its address stays, its id is new, and the link to the old one has found it there first."""
+    async with running_proxy(store) as proxy, FakeWorker.open(store, worker_id="old") as worker:
+        await proxy.ready()
+        (link,) = proxy.fleet.links
+        asking = asyncio.create_task(proxy.chat())
+        frame = await worker.next_generate()
+        again = await store.index(worker.record.namespace).register()
+        worker.record = msgspec.structs.replace(
+            worker.record, worker_id="new", incarnation=again.incarnation, started_at=worker.record.started_at + 1
+        )
+        await store.registry().announce(worker.record)
+        await eventually(lambda: link.is_succeeded)
+        await eventually(lambda: [each.worker_id for each in proxy.fleet.links if each.ready] == ["new"])
+        worker.step(frame.id, token_ids("hi"))
+        worker.end(frame.id)
+        answer = await asking
+        assert (answer.status_code, answer.headers["x-prefixcache-worker"]) == (200, "old"), "what it has goes on"
+        await eventually(lambda: [each.worker_id for each in proxy.fleet.links] == ["new"])
+        health = (await proxy.client.get("/health")).json()
+        assert [told["id"] for told in health["workers"]] == ["new"]
+
+
 async def test_a_restarted_worker_that_does_not_say_so_is_known_by_its_record(store: MemoryStore) -> None:
     async with running_proxy(store) as proxy:
         async with FakeWorker.open(store, announce=False) as first:
