@@ -1,0 +1,93 @@
+"""The files of deploy/monitoring as data, and every expression in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # its types are a package of their own
+from prometheus_client import CollectorRegistry
+
+from prefixcache.metrics import ProxyMetrics, WorkerMetrics
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "deploy" / "monitoring"
+RULES = MONITORING / "alerts.yml"
+RULE_TESTS = MONITORING / "alerts.test.yml"
+PROMETHEUS = MONITORING / "prometheus.yml"
+PROVISIONING = MONITORING / "grafana" / "provisioning"
+DASHBOARD = MONITORING / "grafana" / "dashboards" / "prefixcache.json"
+
+_SAMPLES = {
+    "counter": ("_total",),
+    "histogram": ("_bucket", "_count", "_sum"),
+    "gauge": ("",),
+    "info": ("_info",),
+}
+OF_PROMETHEUS = {"up", "ALERTS"}
+
+
+def read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One alert, or one recorded series."""
+
+    name: str
+    expression: str
+    is_alert: bool
+    severity: str
+    annotations: Mapping[str, str]
+
+
+def rules() -> Sequence[Rule]:
+    return [
+        Rule(
+            name=rule.get("alert") or rule["record"],
+            expression=rule["expr"],
+            is_alert="alert" in rule,
+            severity=rule.get("labels", {}).get("severity", ""),
+            annotations=rule.get("annotations", {}),
+        )
+        for group in read_yaml(RULES)["groups"]
+        for rule in group["rules"]
+    ]
+
+
+def dashboard() -> Any:
+    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+
+
+def panels() -> Sequence[Any]:
+    """Those that show something; rows are left out."""
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def plain(expression: str) -> str:
+    """With values in the place of Grafana's variables, as Grafana puts them there."""
+    return expression.replace("$__rate_interval", "1m").replace("$model", ".*")
+
+
+def dashboard_expressions() -> Sequence[str]:
+    """Of all panels and annotations."""
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    return [plain(each) for each in (*shown, *(mark["expr"] for mark in dashboard()["annotations"]["list"]))]
+
+
+def exported_names() -> set[str]:
+    """Of every sample that a proxy or a worker can export."""
+    return _sample_names(ProxyMetrics().registry) | _sample_names(WorkerMetrics().registry)
+
+
+def known_names() -> set[str]:
+    """What an expression may name."""
+    return exported_names() | OF_PROMETHEUS | {rule.name for rule in rules() if not rule.is_alert}
+
+
+def _sample_names(registry: CollectorRegistry) -> set[str]:
+    return {family.name + ending for family in registry.collect() for ending in _SAMPLES[family.type]}
