@@ -34,6 +34,8 @@ class Seen:
     """None without usage."""
     completion_tokens: int | None = None
     cached_tokens: int = 0
+    worker: str = ""
+    """The name of the one that the answer's head tells."""
     arrivals: list[float] = field(default_factory=list)
     """Of each piece of text, by time.monotonic()."""
 
@@ -69,6 +71,7 @@ class Account:
     longest_gap_s: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    worker: str = ""
 
 
 def account_of(
@@ -95,6 +98,7 @@ def account_of(
         longest_gap_s=seen.longest_gap_s,
         prompt_tokens=seen.prompt_tokens or 0,
         cached_tokens=seen.cached_tokens,
+        worker=seen.worker,
     )
 
 

@@ -16,10 +16,11 @@ from tests.support.sim_oracle import ExpectedAnswer
 ANSWER_TIMEOUT_S = 60.0
 
 _failed_attempts: ContextVar[list[str]] = ContextVar("failed_attempts")
+_seen: ContextVar[Seen] = ContextVar("seen")
 
 
 class _Watched(openai.DefaultAsyncHttpxClient):
-    """Notes every attempt that brought no answer, for the task that made it."""
+    """Notes every attempt that brought no answer, and whose answer it was, for the task that made it."""
 
     async def send(self, request: Any, **options: Any) -> Any:
         try:
@@ -30,6 +31,7 @@ class _Watched(openai.DefaultAsyncHttpxClient):
         if response.is_error:
             again = response.headers.get("retry-after")
             _failed_attempts.get().append(f"{response.status_code} {'' if again else 'without Retry-After'}".strip())
+        _seen.get().worker = response.headers.get("x-prefixcache-worker", "")
         return response
 
 
@@ -44,6 +46,7 @@ class Client:
         attempts: list[str] = []
         _failed_attempts.set(attempts)
         seen, error, was_told = Seen(), None, False
+        _seen.set(seen)
         asked_at = time.monotonic()
         try:
             await (self._read_stream if body.get("stream") else self._read_whole)(body, seen)

@@ -14,6 +14,8 @@ from tests.support.containers import Container
 LASTS_S = 10.0
 """Of a pause, and of a cut from the network."""
 
+SHORT_ID_CHARS = 12
+"""Of a container's id, as its host name has them."""
 _RESTARTED_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.1
 _FRONT = ("proxy", "edge")
@@ -24,8 +26,8 @@ class Fault:
     """Both calls block."""
 
     name: str
-    begin: Callable[[ComposeStack], Callable[[], None]]
-    """Returns what takes it back."""
+    begin: Callable[[ComposeStack, str], Callable[[], None]]
+    """Given the name of the busiest worker; returns what takes it back."""
     lasts_s: float = 0.0
     allowance: Allowance
 
@@ -33,8 +35,8 @@ class Fault:
 def killed(service: str) -> Fault:
     """kill -9; the restart policy brings it back."""
 
-    def begin(stack: ComposeStack) -> Callable[[], None]:
-        victim = _first(stack, service)
+    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
+        victim = _victim(stack, service, worker)
         victim.kill()
         return partial(_await_restart, stack, victim)
 
@@ -44,8 +46,8 @@ def killed(service: str) -> Fault:
 def paused(service: str) -> Fault:
     """It stands still, its sockets open."""
 
-    def begin(stack: ComposeStack) -> Callable[[], None]:
-        container = _first(stack, service)
+    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
+        container = _victim(stack, service, worker)
         container.pause()
         return container.unpause
 
@@ -55,8 +57,8 @@ def paused(service: str) -> Fault:
 def cut_off(service: str) -> Fault:
     """Its packets go nowhere, and nobody is told."""
 
-    def begin(stack: ComposeStack) -> Callable[[], None]:
-        container = _first(stack, service)
+    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
+        container = _victim(stack, service, worker)
         container.disconnect()
         return container.connect
 
@@ -66,8 +68,8 @@ def cut_off(service: str) -> Fault:
 def restarted(service: str) -> Fault:
     """As an operator does it."""
 
-    def begin(stack: ComposeStack) -> Callable[[], None]:
-        _first(stack, service).restart()
+    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
+        _victim(stack, service, worker).restart()
         return _nothing
 
     return Fault(name=f"restart {service}", begin=begin, allowance=NOTHING)
@@ -76,8 +78,8 @@ def restarted(service: str) -> Fault:
 def flushed() -> Fault:
     """Everything in Redis is gone from one moment to the next."""
 
-    def begin(stack: ComposeStack) -> Callable[[], None]:
-        _first(stack, "redis").execute("redis-cli", "FLUSHALL")
+    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
+        _victim(stack, "redis", worker).execute("redis-cli", "FLUSHALL")
         return _nothing
 
     return Fault(name="FLUSHALL", begin=begin, allowance=NOTHING)
@@ -86,7 +88,7 @@ def flushed() -> Fault:
 def scaled(service: str, to: int) -> Fault:
     """No fault at all: an operator wants more or fewer of them."""
 
-    def begin(stack: ComposeStack) -> Callable[[], None]:
+    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
         stack.up(**{service: to})
         return _nothing
 
@@ -97,8 +99,10 @@ def _allowance(service: str) -> Allowance:
     return STREAMS if service in _FRONT else NOTHING
 
 
-def _first(stack: ComposeStack, service: str) -> Container:
-    return next(each for each in stack.containers(service) if each.is_running)
+def _victim(stack: ComposeStack, service: str, worker: str) -> Container:
+    """Of workers the busiest one, whose name begins with its container's; of others, which bear alike, the first."""
+    running = [each for each in stack.containers(service) if each.is_running]
+    return next((each for each in running if each.id[:SHORT_ID_CHARS] == worker[:SHORT_ID_CHARS]), running[0])
 
 
 def _await_restart(stack: ComposeStack, victim: Container) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -19,6 +20,8 @@ SYSTEM_WORDS = 150
 """About 1,000 tokens of a simulated worker, which takes bytes for tokens."""
 ANSWER_TOKENS = (4, 16, 48, 120)
 FORGET_EVERY = 500
+RECENT = 40
+"""Answers."""
 
 
 class SteadyLoad:
@@ -43,6 +46,11 @@ class SteadyLoad:
     def stop(self) -> None:
         """Asks nothing more; `run` returns when the last one has its answer."""
         self._stopping.set()
+
+    def busiest_worker(self) -> str:
+        """The name of the one that answered most of late."""
+        recent = Counter(account.worker for account in self.accounts[-RECENT:] if account.worker)
+        return recent.most_common(1)[0][0]
 
     def since(self, began_at: float) -> list[Account]:
         """Of the requests that ended since then."""

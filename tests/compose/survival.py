@@ -76,7 +76,7 @@ class Survival:
         """Returns when all is as before, or has not become so in time."""
         before = hit_rate([each for each in self._load.accounts if each.outcome is Outcome.RIGHT][-2 * WINDOW :])
         began_at = time.monotonic()
-        take_back = await asyncio.to_thread(fault.begin, self._stack)
+        take_back = await asyncio.to_thread(fault.begin, self._stack, self._load.busiest_worker())
         await asyncio.sleep(fault.lasts_s)
         await asyncio.to_thread(take_back)
         healed_at = time.monotonic()
