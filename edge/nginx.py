@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+from prefixcache.cli.children import die_with_parent
 from prefixcache.errors import ConfigError
 
 
@@ -29,7 +30,9 @@ class Nginx:
         self._write(config)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                self._program, "-p", str(self._run_dir), "-c", str(self._path), "-e", "stderr"
+                *(self._program, "-p", str(self._run_dir), "-c", str(self._path), "-e", "stderr"),
+                process_group=0,  # Ctrl-C reaches the supervisor alone
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
             )
         except OSError as error:
             raise ConfigError(f"{self._program} cannot be run: {error}") from error

@@ -111,7 +111,6 @@ http {{
         client_header_timeout 30s;
         client_body_timeout 60s;
         send_timeout 60s;
-        reset_timedout_connection on;
         tcp_nodelay on;
         client_max_body_size {max_body_bytes};
         client_body_buffer_size 1m;

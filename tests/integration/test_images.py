@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import edge.config
+import prefixcache
 import proxy.__main__
 import worker.__main__
+from tests.support.compose_file import services
 from tests.support.proxy_packages import ROOT, imported_packages, proxy_pins
 
-DOCKERFILES = {name: ROOT / "deploy" / f"Dockerfile.{name}" for name in ("proxy", "worker")}
-COMPOSE = ROOT / "docker-compose.yml"
+DOCKERFILES = {name: ROOT / "deploy" / f"Dockerfile.{name}" for name in ("proxy", "worker", "edge")}
 PROGRAMS = {"proxy": proxy.__main__.main, "worker": worker.__main__.main}
 READ_BY_THE_DEMO_MODEL = "PREFIXCACHE_CACHE_DIR"
 
@@ -34,12 +37,6 @@ def pins(lock: str) -> list[str]:
 def settings_of(program: str) -> set[str]:
     """Environment names that the program reads."""
     return {str(parameter.envvar) for parameter in PROGRAMS[program].params if parameter.envvar}
-
-
-def compose_service(name: str) -> str:
-    match = re.search(rf"^  {name}:\n(.*?)(?=^  \w|\Z)", COMPOSE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert match is not None, f"no service {name}"
-    return match[1]
 
 
 def test_the_proxys_packages_are_those_of_the_rule() -> None:
@@ -73,19 +70,30 @@ def test_dockerfiles_use_what_every_builder_knows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
-def test_images_and_services_set_only_settings_that_exist(name: str) -> None:
-    used = re.findall(r"PREFIXCACHE_[A-Z_]+", DOCKERFILES[name].read_text(encoding="utf-8") + compose_service(name))
-    assert {"PREFIXCACHE_REDIS"} <= set(used) <= settings_of(name) | {READ_BY_THE_DEMO_MODEL}
+def test_images_say_what_they_are(name: str) -> None:
+    text = DOCKERFILES[name].read_text(encoding="utf-8")
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]+)"', text))
+    assert labels.pop("description")
+    assert labels == {"title": f"prefixcache-{name}", "licenses": "Apache-2.0", "version": prefixcache.__version__}
 
 
-def test_services_wait_for_each_other_and_are_reached_from_this_machine_only() -> None:
-    text = COMPOSE.read_text(encoding="utf-8")
-    assert re.findall(r"^      - (\S+:\d+)$", text, re.MULTILINE) == ["${BIND:-127.0.0.1}:${PORT:-8000}:8000"]
-    for name in ("redis", "worker", "proxy"):
-        assert "healthcheck:" in compose_service(name)
-    assert compose_service("worker").count("condition: service_healthy") == 1
-    assert compose_service("proxy").count("condition: service_healthy") == 2
-    assert "ulimits" not in text
+def test_images_hold_no_secret_and_no_host_of_an_index() -> None:
+    for path in DOCKERFILES.values():
+        assert re.search(r"SECRET|TOKEN|API_KEY|https?://", path.read_text(encoding="utf-8")) is None
+
+
+def test_images_and_services_set_only_settings_that_exist() -> None:
+    for service, built_by in {
+        "proxy": "proxy",
+        "proxy-engine": "proxy",
+        "worker": "worker",
+        "worker-gpu": "worker",
+    }.items():
+        in_image = set(re.findall(r"PREFIXCACHE_[A-Z_]+", DOCKERFILES[built_by].read_text(encoding="utf-8")))
+        used = in_image - {READ_BY_THE_DEMO_MODEL} | set(services()[service]["environment"])
+        assert {"PREFIXCACHE_REDIS"} <= used <= settings_of(built_by), service
+    told = re.findall(r"^([A-Z_]+)  ", edge.config.__doc__ or "", re.MULTILINE)
+    assert set(services()["edge"]["environment"]) <= set(told)
 
 
 def test_the_build_context_holds_what_the_dockerfiles_copy() -> None:
@@ -94,8 +102,33 @@ def test_the_build_context_holds_what_the_dockerfiles_copy() -> None:
     copied: set[str] = set()
     for path in DOCKERFILES.values():
         for sources in re.findall(r"^COPY (?!--)(.+) \S+$", path.read_text(encoding="utf-8"), re.MULTILINE):
-            copied.update(Path(source).parts[0] for source in sources.split())
-    assert copied == sent
+            copied.update(sources.split())
+    assert {
+        next((entry for entry in sent if f"{source}/".startswith(f"{entry}/")), source) for source in copied
+    } == sent
+
+
+def test_the_edge_runs_with_what_its_image_holds(tmp_path: Path) -> None:
+    """The program and the health check, with the standard library and what is copied there."""
+    text = DOCKERFILES["edge"].read_text(encoding="utf-8")
+    for sources, target in re.findall(r"^COPY (.+) /opt/edge/(\S+)$", text, re.MULTILINE):
+        for source in sources.split():
+            place = tmp_path / target
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place)
+            else:
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / source, place)
+    for module in ("edge.__main__", "prefixcache.probe"):
+        # -S: without site-packages.
+        done = subprocess.run(
+            [sys.executable, "-S", "-P", "-c", f"import {module}; print({module}.__file__)"],
+            env={"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.startswith(str(tmp_path)), done.stderr
 
 
 def test_the_demo_model_is_made_from_the_files_that_are_copied_before_the_rest() -> None:

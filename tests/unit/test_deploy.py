@@ -1,4 +1,4 @@
-"""The sample settings file names only settings that exist, with values that they take; compose lets programs end."""
+"""Settings samples name what exists, with values that are taken; containers are hardened and are let end in time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,28 @@ import pytest
 import proxy.__main__
 import worker.__main__
 from prefixcache.cli.up import up
-from prefixcache.limits import CLOSE_TIMEOUT_S, DRAIN_TIMEOUT_S, ENGINE_STOP_TIMEOUT_S, INDEX_WRITE_TIMEOUT_S
+from prefixcache.limits import (
+    CLOSE_TIMEOUT_S,
+    DRAIN_TIMEOUT_S,
+    EDGE_LOOK_S,
+    EDGE_READY_TIMEOUT_S,
+    ENGINE_STOP_TIMEOUT_S,
+    INDEX_WRITE_TIMEOUT_S,
+    PROBE_ANSWER_S,
+    PROBE_TIMEOUT_S,
+    SELF_ANSWER_WAIT_S,
+)
+from tests.support.compose_file import seconds, services, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "deploy" / "prefixcache.toml"
-COMPOSE = ROOT / "docker-compose.yml"
+ENVIRONMENT = ROOT / ".env.example"
+README = ROOT / "deploy" / "README.md"
 PROGRAMS = {"proxy": proxy.__main__.main, "worker": worker.__main__.main, "up": up}
+SERVICES = services()
+OURS = ("worker", "proxy", "edge", "worker-gpu", "proxy-engine")
+STOCK_ROOT = ("vllm",)
+"""Whose image is stock and runs as root in a root that it writes to."""
 
 
 def test_has_a_table_for_every_program_and_no_other() -> None:
@@ -39,14 +55,93 @@ def test_every_setting_is_taken(program: click.Command) -> None:
     assert {str(value) for value in wanted.values()} <= values
 
 
-def test_compose_gives_every_program_the_time_that_it_takes_to_leave() -> None:
-    services = re.split(r"\n  (?=[a-z]+:\n)", COMPOSE.read_text())
-    for name in ("worker", "proxy"):
-        (service,) = [text for text in services if text.startswith(f"{name}:\n")]
-        grace, delay = (
-            re.search(rf"{key}: (\d+)", service) for key in ("stop_grace_period", "PREFIXCACHE_DRAIN_DELAY")
+# --- .env.example ---------------------------------------------------------------------------------------------------
+
+
+def explained() -> dict[str, str]:
+    """Variables of the sample, each a comment line that can be uncommented, with their values."""
+    return dict(re.findall(r"^#? ?([A-Z_]+)=(.*)$", ENVIRONMENT.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_the_sample_names_every_variable_of_the_compose_file_and_no_other() -> None:
+    assert set(explained()) == set(variables())
+
+
+def test_the_sample_shows_the_defaults() -> None:
+    defaults = variables()
+    assert {name for name, values in defaults.items() if len(values) > 1} == set(), "one default each"
+    assert {name: {value} for name, value in explained().items()} == defaults
+
+
+def test_every_variable_is_explained_above_it() -> None:
+    for name in explained():
+        (before,) = re.findall(rf"^(.*)\n#? ?{name}=", ENVIRONMENT.read_text(encoding="utf-8"), re.MULTILINE)
+        assert re.match(r"# [A-Za-z0-9\"'(].{10,}", before) or "=" in before, f"nothing stands above {name}"
+
+
+# --- the services ---------------------------------------------------------------------------------------------------
+
+
+def test_every_container_is_hardened_and_bounded() -> None:
+    for name, service in SERVICES.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["read_only"] is (name not in STOCK_ROOT), name
+        assert service["restart"] == "unless-stopped" and service["init"] is True, name
+        assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
+        limits = service["deploy"]["resources"]["limits"]
+        assert re.fullmatch(r"\d+[mg]", str(limits["memory"])) and int(limits["pids"]) > 0, name
+        assert "ulimits" not in service and "privileged" not in service, name
+
+
+def test_only_edges_and_panels_are_published_and_only_to_this_machine() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert {"edge", "proxy-engine"} <= set(published)
+    assert set(published) <= {"edge", "proxy-engine", "prometheus", "grafana"}
+    for ports in published.values():
+        assert len(ports) == 1 and re.fullmatch(r"127\.0\.0\.1:\d+:\d+", ports[0])
+
+
+def test_services_start_after_redis_and_wait_for_no_model() -> None:
+    def needs(name: str) -> dict[str, str]:
+        return {other: how["condition"] for other, how in SERVICES[name]["depends_on"].items()}
+
+    assert "depends_on" not in SERVICES["redis"]
+    assert needs("worker") == needs("worker-gpu") == {"redis": "service_healthy"}
+    assert needs("proxy") == {"redis": "service_healthy", "worker": "service_started"}
+    assert needs("edge") == {"proxy": "service_started"}
+    assert needs("proxy-engine") == {"redis": "service_healthy", "vllm": "service_started"}
+
+
+def test_every_check_has_the_time_that_it_takes() -> None:
+    for name in OURS:
+        check = SERVICES[name]["healthcheck"]
+        assert check["test"][:5] in (
+            ["CMD", "python", "-P", "-m", "prefixcache.probe"],
+            ["CMD", "python3", "-P", "-m", "prefixcache.probe"],
         )
-        assert grace is not None and (delay is not None) == (name == "proxy")
-        assert "PREFIXCACHE_DRAIN_TIMEOUT:" not in service, "the default"
-        last_words_s = ENGINE_STOP_TIMEOUT_S + CLOSE_TIMEOUT_S + 3 * INDEX_WRITE_TIMEOUT_S
-        assert int(grace[1]) >= DRAIN_TIMEOUT_S + (int(delay[1]) if delay is not None else 0) + last_words_s
+        assert seconds(check["timeout"]) > max(PROBE_ANSWER_S + PROBE_TIMEOUT_S, SELF_ANSWER_WAIT_S)
+        assert seconds(check["start_period"]) >= 600
+    assert SELF_ANSWER_WAIT_S < PROBE_TIMEOUT_S
+
+
+def test_every_program_has_the_time_that_it_takes_to_leave() -> None:
+    last_words_s = ENGINE_STOP_TIMEOUT_S + CLOSE_TIMEOUT_S + 3 * INDEX_WRITE_TIMEOUT_S
+    for name in OURS:
+        service = SERVICES[name]
+        delay_s = float(service["environment"].get("PREFIXCACHE_DRAIN_DELAY", 0))
+        assert "PREFIXCACHE_DRAIN_TIMEOUT" not in service["environment"], "the default"
+        assert seconds(service["stop_grace_period"]) >= DRAIN_TIMEOUT_S + delay_s + last_words_s
+        if name.startswith("proxy"):
+            assert delay_s >= EDGE_LOOK_S + EDGE_READY_TIMEOUT_S, "the edge has looked before anybody is refused"
+
+
+def test_redis_keeps_nothing_and_evicts_nothing() -> None:
+    words = " ".join(map(str, SERVICES["redis"]["command"]))
+    assert "--appendonly no" in words and "--maxmemory-policy noeviction" in words and "--save  " in words
+
+
+def test_no_secret_has_a_value_in_a_file() -> None:
+    for name, values in variables().items():
+        if re.search("SECRET|TOKEN|API_KEYS$|PASSWORD", name):
+            assert values <= {"", "admin"}, name

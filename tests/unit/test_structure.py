@@ -1,4 +1,4 @@
-"""The import rule, the fences around third-party packages, and whose `proxy` and `worker` are imported."""
+"""The import rule, the fences around third-party packages, and whose `proxy`, `worker` and `edge` are imported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import edge
 import prefixcache
 import proxy
 import worker
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("prefixcache", "proxy", "worker")
+PACKAGES = ("prefixcache", "proxy", "worker", "edge")
 
 LAYERS = (
     (
@@ -32,6 +33,7 @@ LAYERS = (
         "prefixcache.metrics",
         "prefixcache.config",
         "prefixcache.load",
+        "prefixcache.probe",
     ),
     ("prefixcache.registry",),
     ("prefixcache.index", "prefixcache.rendering", "prefixcache.routing"),
@@ -71,7 +73,7 @@ FENCES = {
     "uvloop": ("proxy.__main__", "worker.__main__"),
     "aiohttp": ("proxy", "worker"),
     "httptools": ("proxy.engines.http_connection",),
-    "msgspec": PACKAGES,
+    "msgspec": ("prefixcache", "proxy", "worker"),
     "xxhash": ("prefixcache.hashing", "worker.draw", "worker.sim_context", "worker.sim_model"),
 }
 """Third-party package -> the modules (and what lies below them) that may import it. Any other package is refused."""
@@ -108,7 +110,10 @@ MODULES = {name for name, _tree in _sources()}
 
 
 def test_proxy_and_worker_import_the_core_and_never_each_other() -> None:
-    allowed = {"prefixcache": ("prefixcache",), "proxy": ("proxy", "prefixcache"), "worker": ("worker", "prefixcache")}
+    allowed = {
+        "prefixcache": ("prefixcache",),
+        **{name: (name, "prefixcache") for name in ("proxy", "worker", "edge")},
+    }
     wrong = [
         (name, imported)
         for name, imported in EDGES
@@ -163,9 +168,9 @@ def test_third_party_packages_stay_behind_their_fences() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("module", [prefixcache, proxy, worker])
+@pytest.mark.parametrize("module", [prefixcache, proxy, worker, edge])
 def test_the_packages_imported_are_ours(module: object) -> None:
-    """Other distributions publish packages named `proxy` and `worker`."""
+    """Other distributions publish packages of these names."""
     origin = getattr(module, "__file__", None)
     assert isinstance(origin, str)
     assert Path(origin).resolve().is_relative_to(ROOT)
