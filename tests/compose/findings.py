@@ -17,6 +17,8 @@ class Findings:
     """Image -> bytes of all of it, and of what it adds to its base."""
     healthy_after_s: dict[str, Mapping[str, float]] = field(default_factory=dict)
     """Start -> service -> seconds."""
+    alerts_after_s: dict[str, float] = field(default_factory=dict)
+    """Alert -> seconds from its fault until it fires."""
     survived: list[Survived] = field(default_factory=list)
 
     def show(self) -> None:
@@ -45,6 +47,10 @@ class Findings:
             Table(
                 title="Healthy after, seconds from `up`",
                 rows=[{"start": start, **services} for start, services in self.healthy_after_s.items()],
+            ),
+            Table(
+                title="Alerts fire after, seconds from the fault",
+                rows=[{"alert": alert, "fires": seconds} for alert, seconds in self.alerts_after_s.items()],
             ),
             Table(
                 title="Faults at 20 requests a second; hit rate: before / lowest / last, of 40 answers",
