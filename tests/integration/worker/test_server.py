@@ -406,3 +406,39 @@ async def test_an_address_that_cannot_be_had_is_a_plain_error() -> None:
 def test_the_same_on_uvloop(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
     """The program runs on uvloop, whose transports differ in detail from asyncio's."""
     uvloop.run(scenario())
+
+
+async def test_health_answer_asks_the_engine_itself_while_nobody_else_does() -> None:
+    async with running_worker() as running, aiohttp.ClientSession() as session:
+        url = f"http://{running.address}/health/answer"
+        async with session.get(url) as answer:
+            assert (answer.status, await answer.json()) == (
+                200,
+                {"answers": True, "reason": "a token was given of late"},
+            )
+        assert running.runner.num_steps == 1
+        async with session.get(url) as answer:
+            assert answer.status == 200
+        assert running.runner.num_steps == 1, "it has just been answered"
+        await is_idle(running)
+        running.engine.drain()
+        async with session.get(url) as answer:
+            assert (answer.status, (await answer.json())["answers"]) == (503, False)
+
+
+async def test_health_answer_takes_the_tokens_of_others_for_an_answer() -> None:
+    async with running_worker() as running, connected(running.address, namespace=running.record.namespace) as client:
+        client.send(generate("a", PROMPT))
+        await client.ended("a")
+        steps = running.runner.num_steps
+        async with aiohttp.ClientSession() as session, session.get(f"http://{running.address}/health/answer") as answer:
+            assert answer.status == 200
+        assert running.runner.num_steps == steps
+
+
+async def test_health_answer_tells_of_a_step_that_broke() -> None:
+    runner = ScriptedRunner(step_fault=lambda _: RuntimeError("no memory"))
+    async with running_worker(runner) as running, aiohttp.ClientSession() as session:
+        async with session.get(f"http://{running.address}/health/answer") as answer:
+            assert answer.status == 503
+            assert "no memory" in (await answer.json())["reason"]

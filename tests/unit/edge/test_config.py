@@ -1,0 +1,77 @@
+"""The environment of the edge: what is taken, what is refused and how, and that no key is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.config import EdgeConfig, Name, read_config
+from prefixcache.errors import ConfigError
+
+KEY = "0123456789abcdef"
+
+
+def read(**environment: str) -> EdgeConfig:
+    return read_config({"EDGE_PROXIES": "proxy:8000", **environment})
+
+
+def test_defaults() -> None:
+    assert read(API_KEYS="", API_KEYS_FILE="", EDGE_LISTEN="") == EdgeConfig(
+        proxies=(Name(host="proxy", port=8000),),
+        listen="0.0.0.0:8000",
+        run_dir=Path("/run/edge"),
+        tmp_dir=Path("/tmp"),
+        num_processes=2,
+        nginx="nginx",
+        api_keys=(),
+    )
+
+
+def test_several_names_and_addresses() -> None:
+    config = read(EDGE_PROXIES=" a:1, [::1]:2 ,10.0.0.1:3,")
+    assert config.proxies == (Name(host="a", port=1), Name(host="::1", port=2), Name(host="10.0.0.1", port=3))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("EDGE_PROXIES", "", "is empty"),
+        ("EDGE_PROXIES", "proxy", "'proxy' is not HOST:PORT"),
+        ("EDGE_PROXIES", "proxy:0", "'proxy:0' is not HOST:PORT"),
+        ("EDGE_PROXIES", "proxy:70000", "'proxy:70000' is not"),
+        ("EDGE_LISTEN", "8000; evil", "not HOST:PORT"),
+        ("EDGE_PROCESSES", "0", "not a number from 1 to 64"),
+        ("EDGE_PROCESSES", "auto", "not a number from 1 to 64"),
+        ("EDGE_RUN_DIR", "/run/a b;", "not an absolute path"),
+        ("EDGE_TMP_DIR", "tmp", "not an absolute path"),
+    ],
+)
+def test_what_is_wrong_is_named(name: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as raised:
+        read(**{name: value})
+    assert name in str(raised.value)
+
+
+def test_keys_from_both_places_each_once(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}1\n\n {KEY}2,{KEY}\n")
+    keys = read(API_KEYS=f" {KEY} ,,{KEY}3", API_KEYS_FILE=str(file)).api_keys
+    assert keys == (KEY, f"{KEY}3", f"{KEY}1", f"{KEY}2")
+    assert read(API_KEYS_FILE=str(tmp_path / "absent")).api_keys == ()
+    assert read(API_KEYS_FILE="/dev/null").api_keys == (), "the default of the compose file"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["short-secret", "with{brace}0123456", 'quote"0123456789', "$variable0123456", "x" * 257]
+)
+def test_a_key_of_another_form_is_refused_without_being_told(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="API key 2 of 2 has") as raised:
+        read(API_KEYS=f"{KEY},{wrong}")
+    assert wrong not in str(raised.value)
+    assert KEY not in repr(read(API_KEYS=KEY))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"API_KEYS_FILE: .* cannot be read"):
+        read(API_KEYS_FILE=str(tmp_path))
