@@ -34,6 +34,8 @@ class Seen:
     """None without usage."""
     completion_tokens: int | None = None
     cached_tokens: int = 0
+    has_begun: bool = False
+    """The head of a stream, which is sent with the first token, has come: the client asks no more by itself."""
     worker: str = ""
     """The name of the one that the answer's head tells."""
     arrivals: list[float] = field(default_factory=list)
@@ -106,7 +108,7 @@ def _judged(seen: Seen, expected: ExpectedAnswer, error: str | None, *, was_told
     if not expected.text.startswith(seen.text):
         return Outcome.WRONG, f"{seen.text!r} is no beginning of {expected.text!r}"
     if error is not None:
-        if not seen.arrivals:
+        if not seen.has_begun:
             return Outcome.FAILED, error
         return (Outcome.TOLD if was_told else Outcome.CUT), error
     if seen.finish_reason is None or seen.prompt_tokens is None:

@@ -75,7 +75,9 @@ class Client:
         _take_usage(answer.usage, seen)
 
     async def _read_stream(self, body: Mapping[str, Any], seen: Seen) -> None:
-        async for chunk in await self._client.chat.completions.create(**body):
+        stream = await self._client.chat.completions.create(**body)
+        seen.has_begun = True
+        async for chunk in stream:
             for choice in chunk.choices:
                 if choice.delta.content:
                     seen.arrivals.append(time.monotonic())

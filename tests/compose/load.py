@@ -37,7 +37,8 @@ class SteadyLoad:
         self._stopping = asyncio.Event()
         self.num_asked = 0
         """Without the second questions after a cut."""
-        self.num_in_flight = 0
+        self._asked_at: set[float] = set()
+        """Of the requests in flight."""
         self.accounts: list[Account] = []
         """In the order of their ends."""
         self.after_cuts: list[Account] = []
@@ -46,6 +47,14 @@ class SteadyLoad:
     def stop(self) -> None:
         """Asks nothing more; `run` returns when the last one has its answer."""
         self._stopping.set()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._asked_at)
+
+    def is_over(self, at: float) -> bool:
+        """Whether everything that was asked before `at` has its answer, by time.monotonic()."""
+        return not any(asked_at < at for asked_at in self._asked_at)
 
     def busiest_worker(self) -> str:
         """The name of the one that answered most of late."""
@@ -69,14 +78,15 @@ class SteadyLoad:
 
     async def _chat(self) -> None:
         body, expected = self._drawn()
-        self.num_in_flight += 1
+        asked_at = time.monotonic()
+        self._asked_at.add(asked_at)
         try:
             account = await self._client.ask(body, expected)
             self.accounts.append(account)
             if account.outcome in (Outcome.CUT, Outcome.TOLD):
                 self.after_cuts.append(await self._client.ask(body, expected))
         finally:
-            self.num_in_flight -= 1
+            self._asked_at.remove(asked_at)
 
     def _drawn(self) -> tuple[Mapping[str, Any], ExpectedAnswer]:
         """A request and what is true of its answer."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.compose.account import Account, Outcome
+from tests.compose.client import ANSWER_TIMEOUT_S
 from tests.compose.faults import Fault
 from tests.compose.load import SteadyLoad
 from tests.compose.recovery import WINDOW, Recovery, hit_rate, recovery
@@ -88,6 +89,7 @@ class Survival:
 
         with contextlib.suppress(AssertionError):
             await eventually(lambda: looked().is_back, max(BACK_WITHIN_S - whole_s, 1.0))
+            await eventually(lambda: self._load.is_over(healed_at), ANSWER_TIMEOUT_S)
         survived = Survived(fault=fault, accounts=self._load.since(began_at), whole_s=whole_s, recovery=looked())
         self.survived.append(survived)
         return survived

@@ -48,7 +48,8 @@ def coming_up(stack: ComposeStack) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.terminate()
-        process.wait()
+        said, _ = process.communicate()
+        print(said)
 
 
 def healthy_by_service(stack: ComposeStack) -> dict[str, set[bool]]:
@@ -77,7 +78,7 @@ async def test_rw_140_healthy_means_that_a_chat_is_answered(simulated: GatedStac
         opened_at = time.monotonic()
         simulated.open()
         healthy_after_s = await _watch(stack, up, opened_at)
-        assert up.returncode == 0, up.stdout and up.stdout.read()
+        assert up.returncode == 0
     reply = await chat(stack)
     assert reply.status == 200, reply
     assert SeenAnswer.of_whole(reply.content).differs(SimOracle().answers(BODY)) is None
@@ -101,18 +102,18 @@ async def _is_told_to_come_again(stack: ComposeStack) -> None:
 
 
 async def _watch(stack: ComposeStack, up: subprocess.Popen[str], opened_at: float) -> Mapping[str, float]:
-    """Seconds until each service is healthy as a whole, and until `up` returned; in this order."""
+    """Seconds until all of a service is healthy, and until `up` returned; what a proxy's health says is true."""
     after_s: dict[str, float] = {}
 
     async def is_up() -> bool:
         is_over = up.poll() is not None
         for service, healthy in (await asyncio.to_thread(healthy_by_service, stack)).items():
-            if healthy == {True} and service != "redis":
-                after_s.setdefault(service, time.monotonic() - opened_at)
+            if healthy == {True} and service != "redis" and service not in after_s:
+                after_s[service] = time.monotonic() - opened_at
+                if service in ("proxy", "edge"):
+                    assert (await chat(stack)).status == 200
         return is_over
 
     await eventually(is_up, UP_WITHIN_S)
-    after_s["`up --wait` returns"] = time.monotonic() - opened_at
-    order = ["worker", "proxy", "edge"]
-    assert sorted(order, key=lambda service: after_s.get(service, float("inf"))) == order, after_s
-    return after_s
+    assert set(after_s) == {"worker", "proxy", "edge"}, "`up` waits for all of them"
+    return {**after_s, "`up --wait` returns": time.monotonic() - opened_at}

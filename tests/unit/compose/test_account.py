@@ -15,6 +15,7 @@ TRUE = ExpectedAnswer(text="a river", finish_reason="stop", prompt_tokens=9, com
 
 def seen(text: str = "a river", **fields: Any) -> Seen:
     whole: dict[str, Any] = {"finish_reason": "stop", "prompt_tokens": 9, "completion_tokens": 8, "cached_tokens": 4}
+    whole["has_begun"] = True
     return Seen(text=text, **{**whole, "arrivals": [1.0, 1.5, 3.0], **fields})
 
 
@@ -32,6 +33,7 @@ def account(it: Seen, *, error: str | None = None, was_told: bool = False, attem
 
 
 PART: dict[str, Any] = {"finish_reason": None, "prompt_tokens": None, "completion_tokens": None, "cached_tokens": 0}
+NOTHING_SEEN = Seen()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ def test_an_end_that_looks_whole(it: Seen, outcome: Outcome) -> None:
 def test_an_end_that_the_client_notices() -> None:
     assert account(seen("a ri", **PART), error="reset").outcome is Outcome.CUT
     assert account(seen("a ri", **PART), error="no worker", was_told=True).outcome is Outcome.TOLD
-    assert account(seen("", arrivals=[], **PART), error="503").outcome is Outcome.FAILED
+    assert account(seen("", arrivals=[], **PART), error="reset").outcome is Outcome.CUT
+    assert account(NOTHING_SEEN, error="503").outcome is Outcome.FAILED
     assert account(seen("a sea", **PART), error="reset").outcome is Outcome.WRONG, "what came before it counts"
 
 
@@ -65,7 +68,7 @@ def test_times_and_tokens() -> None:
     whole = account(seen())
     assert (whole.first_token_s, whole.longest_gap_s) == (0.5, 1.5)
     assert (whole.prompt_tokens, whole.cached_tokens) == (9, 4)
-    failed = account(seen("", arrivals=[], **PART), error="503")
+    failed = account(NOTHING_SEEN, error="503")
     assert (failed.first_token_s, failed.longest_gap_s, failed.prompt_tokens) == (3.5, 0.0, 0)
 
 
