@@ -20,9 +20,9 @@ test: $(VENV)/.installed-dev
 test-unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit
 
-# docker-compose.yml for real: builds the images, asks two questions. Skipped, with the reason, where no Docker engine answers.
+# docker-compose.yml for real: every part dies under load, a table, .bench/compose.json. Skipped where no engine answers.
 test-compose: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/compose
+	$(BIN)/python -m pytest -rs tests/compose
 
 # Proxies, simulated workers and a Valkey under random faults and clients: every response is accounted for.
 chaos: $(VENV)/.installed-dev

@@ -13,14 +13,14 @@ from tests.support.sim_oracle import ExpectedAnswer
 class Outcome(StrEnum):
     """As the client's program sees it, after the client's own retries."""
 
-    RIGHT = "answered right"
-    CUT = "stream cut"
+    RIGHT = "right"
+    CUT = "cut"
     """After its first token, with an error that the program cannot miss; right so far."""
-    TOLD = "ended by an error event"
+    TOLD = "error event"
     """Likewise."""
     FAILED = "FAILED"
     """Before its first token."""
-    UNFINISHED = "ENDED AS IF WHOLE"
+    UNFINISHED = "AS IF WHOLE"
     WRONG = "WRONG"
 
 

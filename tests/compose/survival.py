@@ -32,7 +32,7 @@ _WORKERS_READY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survived:
-    """What one fault did; seconds from its beginning."""
+    """What one fault did; seconds from its beginning. TTFT and gaps are those of streams, continued ones too."""
 
     fault: Fault
     accounts: Sequence[Account]
@@ -51,17 +51,17 @@ class Survived:
 
     def row(self) -> Mapping[str, object]:
         outcomes = [account.outcome for account in self.accounts]
-        streams = [account for account in self.accounts if account.is_stream and account.outcome is Outcome.RIGHT]
+        streams = [account for account in self.accounts if account.is_stream]
         return {
             "fault": self.fault.name,
             "requests": len(self.accounts),
             **{str(outcome): outcomes.count(outcome) for outcome in Outcome},
-            "asked again by the client": sum(bool(account.failed_attempts) for account in self.accounts),
-            "longest wait s": max((account.first_token_s for account in self.accounts), default=0.0),
-            "longest gap s": max((account.longest_gap_s for account in streams), default=0.0),
-            "whole after s": self.whole_s,
+            "client asked again": sum(bool(account.failed_attempts) for account in self.accounts),
+            "longest TTFT s": round(max((account.first_token_s for account in streams), default=0.0), 1),
+            "longest gap s": round(max((account.longest_gap_s for account in streams), default=0.0), 1),
+            "whole after s": round(self.whole_s, 1),
             "hit rate": (self.recovery.before, self.recovery.lowest, self.recovery.last),
-            "low until s": self.recovery.low_until_s,
+            "low until s": round(self.recovery.low_until_s, 1),
         }
 
 
