@@ -1,13 +1,14 @@
 """What the edge is told, all of it by the environment.
 
-EDGE_PROXIES    names of the proxies, HOST:PORT with commas between; a name may have many addresses
-EDGE_LISTEN     HOST:PORT, 0.0.0.0:8000 if absent
-EDGE_RUN_DIR    folder for its configuration and process id, /run/edge if absent
-EDGE_TMP_DIR    folder for large bodies while they come in, /tmp if absent
-EDGE_PROCESSES  processes of nginx, 2 if absent
-EDGE_NGINX      the program, `nginx` if absent
-API_KEYS        keys with commas between, one of which a client must show; none: everybody is served
-API_KEYS_FILE   a file with further ones, one a line or with commas between; need not exist
+EDGE_PROXIES         names of the proxies, HOST:PORT with commas between; a name may have many addresses
+EDGE_LISTEN          HOST:PORT, 0.0.0.0:8000 if absent
+EDGE_METRICS_LISTEN  HOST:PORT of its own metrics, which nobody outside should reach; none if absent
+EDGE_RUN_DIR         folder for its configuration and process id, /run/edge if absent
+EDGE_TMP_DIR         folder for large bodies while they come in, /tmp if absent
+EDGE_PROCESSES       processes of nginx, 2 if absent
+EDGE_NGINX           the program, `nginx` if absent
+API_KEYS             keys with commas between, one of which a client must show; none: everybody is served
+API_KEYS_FILE        a file with further ones, one a line or with commas between; need not exist
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class EdgeConfig:
     tmp_dir: Path
     num_processes: int
     nginx: str
+    metrics_listen: str | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -48,18 +50,22 @@ def read_config(environment: Mapping[str, str]) -> EdgeConfig:
     processes = environment.get("EDGE_PROCESSES", "") or "2"
     if not processes.isdecimal() or not 1 <= int(processes) <= 64:
         raise ConfigError(f"EDGE_PROCESSES is {processes!r}, not a number from 1 to 64")
-    listen = environment.get("EDGE_LISTEN", "") or "0.0.0.0:8000"
-    if not _LISTEN.fullmatch(listen):
-        raise ConfigError(f"EDGE_LISTEN is {listen!r}, not HOST:PORT")
     return EdgeConfig(
         proxies=_names(environment.get("EDGE_PROXIES", "")),
-        listen=listen,
+        listen=_listen("EDGE_LISTEN", environment.get("EDGE_LISTEN", "") or "0.0.0.0:8000"),
         run_dir=_folder(environment, "EDGE_RUN_DIR", "/run/edge"),
         tmp_dir=_folder(environment, "EDGE_TMP_DIR", "/tmp"),
         num_processes=int(processes),
         nginx=environment.get("EDGE_NGINX", "") or "nginx",
+        metrics_listen=_listen("EDGE_METRICS_LISTEN", environment.get("EDGE_METRICS_LISTEN", "")) or None,
         api_keys=_keys(environment.get("API_KEYS", ""), environment.get("API_KEYS_FILE", "")),
     )
+
+
+def _listen(name: str, text: str) -> str:
+    if text and not _LISTEN.fullmatch(text):
+        raise ConfigError(f"{name} is {text!r}, not HOST:PORT")
+    return text
 
 
 def _names(text: str) -> tuple[Name, ...]:

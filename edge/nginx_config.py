@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from edge.address import Address
 from edge.config import EdgeConfig
+from edge.metrics import CONTENT_TYPE
 from prefixcache.limits import (
     EDGE_CONNECT_TIMEOUT_S,
     EDGE_GENERATION_S,
@@ -53,6 +54,13 @@ class OwnAnswer:
         return f"default_type application/json; {headers}return {self.status} '{self.body}';"
 
 
+_NO_PROXY = OwnAnswer(
+    status=503,
+    message="no proxy answers, try again",
+    kind="server_error",
+    code="unavailable",
+    headers=(f"Retry-After {RETRY_AFTER_S}",),
+)
 _ERRORS = {
     400: OwnAnswer(status=400, message="the request is no valid HTTP"),
     404: OwnAnswer(status=404, message="Invalid URL", code="unknown_url"),
@@ -60,14 +68,8 @@ _ERRORS = {
     413: OwnAnswer(status=413, message=f"the body is larger than {MAX_BODY_BYTES} bytes", code="request_too_large"),
     414: OwnAnswer(status=414, message="the URL is too long", code="url_too_long"),
     494: OwnAnswer(status=431, message="the headers are too long", code="headers_too_long"),
-    502: OwnAnswer(
-        status=503,
-        message="no proxy answers, try again",
-        kind="server_error",
-        code="unavailable",
-        headers=(f"Retry-After {RETRY_AFTER_S}",),
-    ),
-    504: OwnAnswer(status=504, message="the proxy took too long to answer", kind="server_error", code="timeout"),
+    502: _NO_PROXY,
+    504: _NO_PROXY,  # one that lets a connection wait, too
     500: OwnAnswer(status=500, message="internal error at the edge", kind="server_error", code="internal_error"),
 }
 _UNAUTHORIZED = OwnAnswer(
@@ -91,9 +93,10 @@ pid {run_dir}/nginx.pid;
 error_log stderr warn;
 events {{ worker_connections {num_connections}; }}
 http {{
-    log_format line '$time_iso8601 $remote_addr $request_method $path $status bytes=$body_bytes_sent '
+    log_format line '$time_iso8601 $remote_addr $method $path $status bytes=$body_bytes_sent '
                     'seconds=$request_time proxy="$upstream_addr" proxy_status="$upstream_status" '
                     'id=$sent_http_x_request_id';
+    map $request $method {{ ~^(\\S+) $1; }}
     map $request_uri $path {{ ~^([^?]*) $1; }}
     map $path $is_logged {{ default 1; /ready 0; /health 0; }}
     access_log {log} line if=$is_logged;
@@ -121,7 +124,16 @@ http {{
         location = /ready {{ {passed} }}
         location / {{ {key_check}{passed} }}
     }}
-}}
+{metrics}}}
+"""
+
+_METRICS = """\
+    server {{
+        listen {listen};
+        access_log off;
+        location = /metrics {{ default_type "{content_type}"; alias {run_dir}/metrics; }}
+        location / {{ return 404; }}
+    }}
 """
 
 _UPSTREAM = """\
@@ -167,8 +179,16 @@ def nginx_config(
         errors=_error_pages(),
         no_metrics=_NO_METRICS.returned,
         key_check=f"if ($has_key = 0) {{ rewrite ^ {_OWN}/401 last; }} " if config.api_keys else "",
-        passed="proxy_pass http://proxies;" if proxies else _ERRORS[502].returned,
+        metrics=_metrics(config),
+        passed="proxy_pass http://proxies;" if proxies else _NO_PROXY.returned,
     )
+
+
+def _metrics(config: EdgeConfig) -> str:
+    """What the supervisor writes of the edge, where it is asked for."""
+    if config.metrics_listen is None:
+        return ""
+    return _METRICS.format(listen=config.metrics_listen, content_type=CONTENT_TYPE, run_dir=config.run_dir)
 
 
 def _upstream(proxies: Sequence[Address]) -> str:

@@ -7,11 +7,13 @@ import logging
 import os
 import resource
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from edge.address import Address
 from edge.config import EdgeConfig
+from edge.metrics import EdgeMetrics
 from edge.nginx import Nginx
 from edge.nginx_config import nginx_config
 from edge.readiness import ask_ready
@@ -42,6 +44,7 @@ class Supervisor:
     pace: ReloadPace = field(default_factory=ReloadPace)
     listed: tuple[Address, ...] = ()
     """What nginx has."""
+    num_reloads: int = 0
     _probe_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
     async def run(self, told_to_end: asyncio.Event) -> int:
@@ -77,13 +80,29 @@ class Supervisor:
             if proxies != self.listed and self.pace.allows(loop.time()):
                 self.listed = proxies
                 self.nginx.reload(self._configuration())
+                self.num_reloads += 1
                 self.pace.reloaded(loop.time())
                 self._log()
 
     async def _look(self) -> tuple[Address, ...]:
         addresses = sorted(await self.resolver.addresses(timeout_s=self.look_s))
         words = await asyncio.gather(*map(self.ask, addresses))
-        return self.roster.look(dict(zip(addresses, words, strict=True)))
+        listed = self.roster.look(dict(zip(addresses, words, strict=True)))
+        self._write_metrics(num_known=len(addresses))
+        return listed
+
+    def _write_metrics(self, *, num_known: int) -> None:
+        """Whole or not at all: nginx may read it at any time."""
+        metrics = EdgeMetrics(
+            num_known=num_known,
+            num_ready=self.roster.num_ready,
+            num_reloads=self.num_reloads,
+            looked_at=time.time(),
+        )
+        path = self.config.run_dir / "metrics"
+        part = path.with_suffix(".part")
+        part.write_text(metrics.text, encoding="utf-8")
+        part.replace(path)
 
     def _configuration(self) -> str:
         return nginx_config(self.config, self.listed, probe_key=self._probe_key, num_files=num_files())

@@ -29,6 +29,7 @@ FOUND_WITHIN_S = 45.0
 """A name is resolved every 5 s and a target scraped every 5 s, on a machine that has other things to do."""
 FIRES_WITHIN_S = 90.0
 """A scrape that times out, 30 s of `for`, an evaluation."""
+FOUND = {"edge": 1, "proxy": 2, "worker": 2}
 PORT_VARIABLES = ("PROMETHEUS_PORT", "GRAFANA_PORT")
 
 
@@ -82,7 +83,7 @@ async def test_comes_up_with_the_rest_and_finds_every_replica(watched: Watched, 
     began_at = time.monotonic()
     await asyncio.to_thread(watched.stack.up)
     up_s = time.monotonic() - began_at
-    found_s = await until(lambda: answering(watched.prometheus) == {"proxy": 2, "worker": 2}, FOUND_WITHIN_S)
+    found_s = await until(lambda: answering(watched.prometheus) == FOUND, FOUND_WITHIN_S)
     findings.healthy_after_s["simulated workers, monitoring"] = {"`up --wait` returns": up_s, "all scraped": found_s}
     await until(lambda: {each["health"] for each in watched.prometheus.targets()} == {"up"}, FOUND_WITHIN_S)
     await until(lambda: watched.prometheus.firing() == set(), FOUND_WITHIN_S)
@@ -101,15 +102,16 @@ async def test_counts_what_was_asked_through_the_edge(watched: Watched) -> None:
         return bool(found) and found[0].value >= 8
 
     await until(counted, FOUND_WITHIN_S)
+    assert [each.value for each in watched.prometheus.query("prefixcache_edge_proxies_ready")] == [2]
     memory = watched.prometheus.query("max(prefixcache_redis_memory_limit_bytes)")
     assert [each.value for each in memory] == [512 << 20], "REDIS_MAXMEMORY's default"
 
 
 async def test_replicas_that_come_and_go_are_followed(watched: Watched) -> None:
     await asyncio.to_thread(watched.stack.up, worker=3)
-    await until(lambda: answering(watched.prometheus) == {"proxy": 2, "worker": 3}, FOUND_WITHIN_S)
+    await until(lambda: answering(watched.prometheus) == FOUND | {"worker": 3}, FOUND_WITHIN_S)
     await asyncio.to_thread(watched.stack.up, worker=2)
-    await until(lambda: answering(watched.prometheus) == {"proxy": 2, "worker": 2}, FOUND_WITHIN_S)
+    await until(lambda: answering(watched.prometheus) == FOUND, FOUND_WITHIN_S)
 
 
 async def test_planted_faults_fire_their_alerts_and_end_them(watched: Watched, findings: Findings) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # its types are a package of their own
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
+from edge.metrics import EdgeMetrics
 from prefixcache.metrics import ProxyMetrics, WorkerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,8 +82,13 @@ def dashboard_expressions() -> Sequence[str]:
 
 
 def exported_names() -> set[str]:
-    """Of every sample that a proxy or a worker can export."""
-    return _sample_names(ProxyMetrics().registry) | _sample_names(WorkerMetrics().registry)
+    """Of every sample that a proxy, a worker or the edge can export."""
+    of_edge = EdgeMetrics(num_known=0, num_ready=0, num_reloads=0, looked_at=0.0).text
+    return {
+        *_sample_names(ProxyMetrics().registry),
+        *_sample_names(WorkerMetrics().registry),
+        *(sample.name for family in text_string_to_metric_families(of_edge) for sample in family.samples),
+    }
 
 
 def known_names() -> set[str]:

@@ -41,6 +41,7 @@ def test_several_names_and_addresses() -> None:
         ("EDGE_PROXIES", "proxy:0", "'proxy:0' is not HOST:PORT"),
         ("EDGE_PROXIES", "proxy:70000", "'proxy:70000' is not"),
         ("EDGE_LISTEN", "8000; evil", "not HOST:PORT"),
+        ("EDGE_METRICS_LISTEN", "here", "not HOST:PORT"),
         ("EDGE_PROCESSES", "0", "not a number from 1 to 64"),
         ("EDGE_PROCESSES", "auto", "not a number from 1 to 64"),
         ("EDGE_RUN_DIR", "/run/a b;", "not an absolute path"),
@@ -75,3 +76,10 @@ def test_a_key_of_another_form_is_refused_without_being_told(wrong: str) -> None
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"API_KEYS_FILE: .* cannot be read"):
         read(API_KEYS_FILE=str(tmp_path))
+
+
+def test_metrics_are_told_where_a_place_is_given_for_them() -> None:
+    assert read().metrics_listen is None
+    assert read(EDGE_METRICS_LISTEN="0.0.0.0:9145").metrics_listen == "0.0.0.0:9145"
+    with pytest.raises(ConfigError, match="EDGE_METRICS_LISTEN is '9145'"):
+        read(EDGE_METRICS_LISTEN="9145")

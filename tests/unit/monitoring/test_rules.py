@@ -71,7 +71,14 @@ def test_what_is_scraped_are_services_on_their_ports() -> None:
         for discovery in job.get("dns_sd_configs", [])
         for name in discovery["names"]
     }
-    assert found == {"proxy": 8000, "proxy-engine": 8000, "worker": 7001, "worker-gpu": 7001, "vllm": 8000}
+    assert found == {
+        "proxy": 8000,
+        "proxy-engine": 8000,
+        "worker": 7001,
+        "worker-gpu": 7001,
+        "vllm": 8000,
+        "edge": 9145,
+    }
 
 
 def test_jobs_that_rules_ask_for_are_scraped() -> None:
