@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import socket
 from pathlib import Path
 
 import aiohttp
@@ -158,6 +160,19 @@ async def test_without_a_proxy_that_answers_it_is_503_with_retry_after(tmp_path:
     async with running_edge(tmp_path, ["nowhere.invalid:8000"]) as edge, aiohttp.ClientSession() as session:
         answer = await session.post(edge.url + CHAT, data=b"{}")
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+
+
+async def test_a_host_that_does_not_answer_at_all_is_no_proxy_either(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as sockets:
+        full = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(2):  # what it does not accept fills its queue, and nobody else hears of it
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        async with running_edge(tmp_path, [full.getsockname()[1]]) as edge, aiohttp.ClientSession() as session:
+            answer = await session.post(edge.url + CHAT, data=b"{}")
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            await eventually(lambda: edge.said(rf"POST {CHAT} 503 .* proxy_status=\"504\""))
 
 
 async def test_while_no_proxy_is_ready_its_own_words_pass(tmp_path: Path) -> None:
