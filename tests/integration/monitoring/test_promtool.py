@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]  # its types are a package of their own
 
-from tests.support.monitoring import MONITORING, PROMETHEUS, RULE_TESTS, RULES, dashboard_expressions
+from tests.support.monitoring import MONITORING, PROMETHEUS, RULE_TESTS, RULES, dashboard_expressions, read_yaml
 from tests.support.prometheus import missing
 
 TIMEOUT_S = 120.0
@@ -35,7 +35,9 @@ def test_is_what_prometheus_takes(arguments: tuple[str, ...]) -> None:
 def test_a_rule_that_never_fires_fails_its_test(tmp_path: Path) -> None:
     """The tests of the rules are not green whatever the rules say."""
     (tmp_path / RULES.name).write_text(RULES.read_text(encoding="utf-8").replace("> 0.85", "> 8.5"), encoding="utf-8")
-    (tmp_path / RULE_TESTS.name).write_bytes(RULE_TESTS.read_bytes())
+    tests = read_yaml(RULE_TESTS)
+    tests["tests"] = [each for each in tests["tests"] if "RedisAlmostFull" in str(each)]
+    (tmp_path / RULE_TESTS.name).write_text(yaml.safe_dump(tests), encoding="utf-8")
     done = promtool("test", "rules", str(tmp_path / RULE_TESTS.name))
     assert done.returncode != 0 and "RedisAlmostFull" in done.stdout + done.stderr
 
