@@ -82,6 +82,8 @@ async def test_a_client_that_asks_for_usage_gets_the_engines_bytes() -> None:
         assert answer.content == body
         assert json.loads(fleet.asked()[0].body)["stream_options"] == {"include_usage": True}
         assert fleet.proxy.metric("prefixcache_cached_tokens_total", model="demo") == 64
+        by_reuse = "prefixcache_time_to_first_token_by_reuse_seconds_count"
+        assert fleet.proxy.metric(by_reuse, model="demo", reuse="most") == fleet.proxy.metric(by_reuse) == 1
 
 
 async def test_null_is_not_zero() -> None:
@@ -89,6 +91,7 @@ async def test_null_is_not_zero() -> None:
         await streamed(fleet, stream_head(), chunked(chat_events(TEXTS, usage=usage(100, 7))))
         assert fleet.proxy.metric("prefixcache_prompt_tokens_total", model="demo") == 100
         assert fleet.proxy.metric("prefixcache_cached_tokens_total", model="demo") == 0
+        assert fleet.proxy.metric("prefixcache_time_to_first_token_by_reuse_seconds_count") == 0, "nobody knows"
 
 
 async def test_an_event_of_600_kb() -> None:
