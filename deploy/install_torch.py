@@ -38,15 +38,16 @@ def packages_in(report: Any) -> list[str]:
 
 
 def install_command(backend: str, requirement: str, *, environment: Path, given: list[str], cuda: bool) -> list[str]:
-    """`cuda`: what pip takes without being told brings CUDA packages."""
+    """`cuda`: what pip takes without being told brings CUDA packages. Raises WrongBuild where nothing says which CUDA."""
     python = [sys.executable, "-m"]
     if given:
         return [*python, "pip", "--python", str(environment), "install", *given, requirement]
     if (backend == "cpu" and not cuda) or (backend == "cuda" and cuda):
         return [*python, "pip", "--python", str(environment), "install", requirement]
-    name = "auto" if backend == "cuda" else backend
+    if backend == "cuda":  # uv would look for a GPU on the machine that builds
+        raise WrongBuild("pip's source has a torch without CUDA; name one by its number, such as cu128, as the backend")
     target = ["--python", str(environment / "bin" / "python")]
-    return [*python, "uv", "pip", "install", *target, "--torch-backend", name, requirement]
+    return [*python, "uv", "pip", "install", *target, "--torch-backend", backend, requirement]
 
 
 def check_build(backend: str, cuda_version: str | None, packages: Iterable[str]) -> None:

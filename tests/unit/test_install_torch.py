@@ -41,12 +41,15 @@ def test_pip_does_it_where_its_build_is_the_one_that_is_wanted() -> None:
     assert command("cuda", cuda=True) == [*PIP, "torch==1.0"]
 
 
-@pytest.mark.parametrize(
-    ("backend", "cuda", "name"), [("cpu", True, "cpu"), ("cuda", False, "auto"), ("cu128", True, "cu128")]
-)
-def test_uv_does_it_where_pip_has_another_one(backend: str, cuda: bool, name: str) -> None:
+@pytest.mark.parametrize(("backend", "cuda"), [("cpu", True), ("cu128", True), ("cu128", False)])
+def test_uv_does_it_where_pip_has_another_one(backend: str, cuda: bool) -> None:
     uv = [sys.executable, "-m", "uv", "pip", "install", "--python", "/opt/x/bin/python"]
-    assert command(backend, cuda=cuda) == [*uv, "--torch-backend", name, "torch==1.0"]
+    assert command(backend, cuda=cuda) == [*uv, "--torch-backend", backend, "torch==1.0"]
+
+
+def test_any_cuda_is_not_guessed() -> None:
+    with pytest.raises(script.WrongBuild, match="cu128"):
+        command("cuda", cuda=False)
 
 
 def test_arguments_that_are_given_decide() -> None:
