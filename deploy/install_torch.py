@@ -38,7 +38,7 @@ def packages_in(report: Any) -> list[str]:
 
 
 def install_command(backend: str, requirement: str, *, environment: Path, given: list[str], cuda: bool) -> list[str]:
-    """`cuda`: what pip takes without being told brings CUDA packages. Raises WrongBuild where nothing says which CUDA."""
+    """`cuda`: pip, left to itself, takes a build for CUDA. Raises WrongBuild where nothing says which one to take."""
     python = [sys.executable, "-m"]
     if given:
         return [*python, "pip", "--python", str(environment), "install", *given, requirement]
