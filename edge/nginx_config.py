@@ -24,9 +24,9 @@ from prefixcache.limits import (
     EDGE_CONNECT_TIMEOUT_S,
     EDGE_GENERATION_S,
     EDGE_READ_TIMEOUT_S,
+    EDGE_RETRY_AFTER_S,
     EDGE_TRIES,
     MAX_BODY_BYTES,
-    RETRY_AFTER_S,
 )
 
 _OWN = "/.edge"
@@ -59,7 +59,7 @@ _NO_PROXY = OwnAnswer(
     message="no proxy answers, try again",
     kind="server_error",
     code="unavailable",
-    headers=(f"Retry-After {RETRY_AFTER_S}",),
+    headers=(f"Retry-After {EDGE_RETRY_AFTER_S}",),
 )
 _ERRORS = {
     400: OwnAnswer(status=400, message="the request is no valid HTTP"),
