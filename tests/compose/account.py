@@ -139,3 +139,6 @@ NOTHING = Allowance()
 """Of every part but a proxy, and of an orderly end of any."""
 STREAMS = Allowance(outcomes=(Outcome.RIGHT, Outcome.CUT), retries=True)
 """Of a proxy that dies, and of the edge: what is in its hands is cut, and never ended as if it were whole."""
+DOOR = Allowance(outcomes=(Outcome.RIGHT, Outcome.FAILED), retries=True)
+"""Of an orderly restart of the edge, which is the only door: it is shut for longer than a client has patience, and not
+one answer that has begun is lost."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from tests.compose.account import NOTHING, STREAMS, Allowance
+from tests.compose.account import DOOR, NOTHING, STREAMS, Allowance
 from tests.support.compose import ComposeStack
 from tests.support.containers import Container
 
@@ -43,6 +43,11 @@ def killed(service: str) -> Fault:
     return Fault(name=f"kill -9 {service}", begin=begin, allowance=_allowance(service))
 
 
+def alone(fault: Fault) -> Fault:
+    """The same, where its part is the only one of its kind."""
+    return replace(fault, name=f"{fault.name}, the only one")
+
+
 def paused(service: str) -> Fault:
     """It stands still, its sockets open."""
 
@@ -66,13 +71,14 @@ def cut_off(service: str) -> Fault:
 
 
 def restarted(service: str) -> Fault:
-    """As an operator does it."""
+    """As an operator does it; clients of the only proxy have to ask again meanwhile, those of the edge find it shut."""
 
     def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
         _victim(stack, service, worker).restart()
         return _nothing
 
-    return Fault(name=f"restart {service}", begin=begin, allowance=NOTHING)
+    allowances = {"proxy": Allowance(retries=True), "edge": DOOR}
+    return Fault(name=f"restart {service}", begin=begin, allowance=allowances.get(service, NOTHING))
 
 
 def flushed() -> Fault:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from tests.compose.account import Outcome
 from tests.compose.client import open_client
-from tests.compose.faults import Fault, cut_off, flushed, killed, paused, restarted, scaled
+from tests.compose.faults import Fault, alone, cut_off, flushed, killed, paused, restarted, scaled
 from tests.compose.findings import Findings
 from tests.compose.gated import GatedStack
 from tests.compose.load import SteadyLoad
@@ -23,7 +23,10 @@ from tests.support.seeds import seeded
 FAULTS: tuple[Fault, ...] = (
     scaled("worker", 4),
     scaled("worker", 1),
+    alone(killed("worker")),
     scaled("worker", 2),
+    alone(restarted("proxy")),
+    alone(killed("proxy")),
     scaled("proxy", 3),
     killed("worker"),
     killed("redis"),
@@ -36,7 +39,9 @@ FAULTS: tuple[Fault, ...] = (
     cut_off("worker"),
     cut_off("redis"),
     cut_off("proxy"),
+    restarted("worker"),
     restarted("redis"),
+    restarted("edge"),
     flushed(),
     scaled("proxy", 1),
 )

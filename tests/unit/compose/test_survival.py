@@ -12,7 +12,7 @@ import pytest
 
 from tests.compose import faults
 from tests.compose.account import NOTHING, STREAMS, Account, Allowance, Outcome
-from tests.compose.faults import Fault, cut_off, flushed, killed, paused, restarted, scaled
+from tests.compose.faults import Fault, alone, cut_off, flushed, killed, paused, restarted, scaled
 from tests.compose.findings import Findings
 from tests.compose.load import SteadyLoad
 from tests.compose.recovery import Recovery
@@ -162,6 +162,12 @@ def test_scaling_is_no_fault_and_a_proxy_may_cut_what_it_has(monkeypatch: pytest
     assert begun(scaled("proxy", 3), stack, monkeypatch, worker="") == []
     assert stack.scaled == {"proxy": 3}
     assert scaled("proxy", 3).allowance is restarted("redis").allowance is killed("redis").allowance is NOTHING
+    assert restarted("proxy").allowance.outcomes == NOTHING.outcomes and restarted("proxy").allowance.retries
+    assert (
+        Outcome.FAILED in restarted("edge").allowance.outcomes
+        and Outcome.CUT not in restarted("edge").allowance.outcomes
+    )
+    assert alone(killed("proxy")).name == "kill -9 proxy, the only one"
     assert killed("proxy").allowance is paused("edge").allowance is cut_off("proxy").allowance is STREAMS
 
 
