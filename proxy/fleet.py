@@ -1,7 +1,7 @@
 """The workers this proxy knows and the models they serve.
 
 registry, every REGISTRY_READ_S ──> a link for each worker ──ready──> model of its namespace
-A worker leaves when its record is gone and its stream is lost: a store that was emptied takes nobody down. Where another
+A worker leaves when its record is gone and its stream is lost: an emptied store takes nobody down. Where another
 one has registered at its address, it gets nothing new and leaves with its last request: its stream is one to that.
 """
 
