@@ -152,9 +152,9 @@ EDGE_CALM_S = 10.0
 EDGE_CONNECT_TIMEOUT_S = 2
 EDGE_TRIES = 3
 """Proxies that get a request at most, one after the other, all before the first byte of an answer."""
-EDGE_RETRY_AFTER_S = 3
-"""Where no proxy answers. OpenAI's clients ask twice more: together that is longer than the only proxy takes to restart
-(measured: 4 s, on two busy cores)."""
+EDGE_RETRY_AFTER_S = 5
+"""Where no proxy answers. OpenAI's clients ask twice more: together that is longer than the only proxy is away for its
+restart (measured on two busy cores: 4 to 7 s)."""
 EDGE_READ_TIMEOUT_S = 3_600
 """Between two pieces of an answer; a prefill of any length has passed by then."""
 EDGE_GENERATION_S = 3_600

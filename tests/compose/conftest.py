@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.compose.findings import Findings
-from tests.compose.gated import GatedStack
+from tests.compose.gated import GatedStack, gated_stack
 from tests.support.compose import ComposeStack, build_images, removed_afterwards, stack_of, why_not
 
 _FINDINGS = pytest.StashKey[Findings]()
@@ -38,14 +38,12 @@ def images() -> None:
 
 @pytest.fixture(scope="session")
 def simulated(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedStack]:
-    """Not started yet. Redis, two workers, a proxy, the edge."""
-    gated = GatedStack.of(tmp_path_factory.mktemp("gate"))
-    with removed_afterwards(gated.stack):
-        yield gated
+    with gated_stack(tmp_path_factory.mktemp("gate")) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")
-def real(images: None) -> Iterator[ComposeStack]:
-    """The stack as the file says it; not started yet."""
+def real(simulated: GatedStack) -> Iterator[ComposeStack]:
+    """The stack as the file says it; not started yet. The workers of the other one load meanwhile."""
     with removed_afterwards(stack_of("real", scale={"redis": 1, "worker": 2, "proxy": 1, "edge": 1})) as stack:
         yield stack

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from tests.compose.findings import Findings
 from tests.compose.gated import GatedStack
@@ -21,6 +19,7 @@ from tests.support.waiting import eventually
 LOAD_S = 60.0
 """Far more than what a health check is retried for once it counts."""
 PROBE_EVERY_S = 1.0
+NUM_PROBES = 10
 UP_WITHIN_S = 60.0
 """Of the gate's opening."""
 BODY = {
@@ -39,19 +38,6 @@ async def chat(stack: ComposeStack) -> Reply:
     return await ask(stack.port, post_bytes(CHAT, BODY))
 
 
-@contextmanager
-def coming_up(stack: ComposeStack) -> Iterator[subprocess.Popen[str]]:
-    """`up --wait`, as it runs."""
-    process = stack.begin(*stack.up_arguments())
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        said, _ = process.communicate()
-        print(said)
-
-
 def healthy_by_service(stack: ComposeStack) -> dict[str, set[bool]]:
     found: dict[str, set[bool]] = {}
     for container in stack.containers():
@@ -61,31 +47,22 @@ def healthy_by_service(stack: ComposeStack) -> dict[str, set[bool]]:
 
 async def test_rw_140_healthy_means_that_a_chat_is_answered(simulated: GatedStack, findings: Findings) -> None:
     stack = simulated.stack
-    began_at = time.monotonic()
-    with coming_up(stack) as up:
-        # From the edge's first answer on, everybody is told to come again: no reset, no 502.
-        await eventually(lambda: _is_answered(stack), LOAD_S)
-        answered_s = time.monotonic() - began_at
-        num_probes = 0
-        while time.monotonic() < began_at + LOAD_S:
-            await _is_told_to_come_again(stack)
-            num_probes += 1
-            await asyncio.sleep(PROBE_EVERY_S)
-        assert num_probes >= 20
-        assert up.poll() is None, "nothing is up before a chat is answered"
-        assert healthy_by_service(stack) == {"redis": {True}, "worker": {False}, "proxy": {False}, "edge": {False}}
+    # From the edge's first answer on, everybody is told to come again: no reset, no 502.
+    await eventually(lambda: _is_answered(stack), LOAD_S)
+    for _ in range(NUM_PROBES):
+        await _is_told_to_come_again(stack)
+        await asyncio.sleep(PROBE_EVERY_S)
+    await asyncio.sleep(max(0.0, simulated.began_at + LOAD_S - time.monotonic()))
+    await _is_told_to_come_again(stack)
+    assert simulated.up.poll() is None, "nothing is up before a chat is answered"
+    assert healthy_by_service(stack) == {"redis": {True}, "worker": {False}, "proxy": {False}, "edge": {False}}
 
-        opened_at = time.monotonic()
-        simulated.open()
-        healthy_after_s = await _watch(stack, up, opened_at)
-        assert up.returncode == 0
+    opened_at = time.monotonic()
+    simulated.open()
+    findings.healthy_after_s["a model that loads for over 60 s, from its end"] = await _watch(simulated, opened_at)
     reply = await chat(stack)
     assert reply.status == 200, reply
     assert SeenAnswer.of_whole(reply.content).differs(SimOracle().answers(BODY)) is None
-    findings.healthy_after_s["load delay of 60 s, counted from its end"] = {
-        "the edge answers (503), from `up`": answered_s,
-        **healthy_after_s,
-    }
 
 
 async def _is_answered(stack: ComposeStack) -> bool:
@@ -101,8 +78,9 @@ async def _is_told_to_come_again(stack: ComposeStack) -> None:
     assert error["message"] and error["code"], reply
 
 
-async def _watch(stack: ComposeStack, up: subprocess.Popen[str], opened_at: float) -> Mapping[str, float]:
+async def _watch(simulated: GatedStack, opened_at: float) -> Mapping[str, float]:
     """Seconds until all of a service is healthy, and until `up` returned; what a proxy's health says is true."""
+    stack, up = simulated.stack, simulated.up
     after_s: dict[str, float] = {}
 
     async def is_up() -> bool:
@@ -115,5 +93,6 @@ async def _watch(stack: ComposeStack, up: subprocess.Popen[str], opened_at: floa
         return is_over
 
     await eventually(is_up, UP_WITHIN_S)
+    assert up.returncode == 0
     assert set(after_s) == {"worker", "proxy", "edge"}, "`up` waits for all of them"
     return {**after_s, "`up --wait` returns": time.monotonic() - opened_at}

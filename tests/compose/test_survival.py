@@ -64,8 +64,7 @@ async def loaded(stack: ComposeStack) -> AsyncIterator[SteadyLoad]:
 
 async def test_clients_see_nothing_but_what_is_allowed(simulated: GatedStack, findings: Findings) -> None:
     stack = simulated.stack
-    simulated.open()
-    await asyncio.to_thread(stack.up)
+    await asyncio.to_thread(simulated.finish)
     await whole(stack)
     async with loaded(stack) as load:
         survival = Survival(stack, load)
