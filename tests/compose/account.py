@@ -140,5 +140,5 @@ NOTHING = Allowance()
 STREAMS = Allowance(outcomes=(Outcome.RIGHT, Outcome.CUT), retries=True)
 """Of a proxy that dies, and of the edge: what is in its hands is cut, and never ended as if it were whole."""
 DOOR = Allowance(outcomes=(Outcome.RIGHT, Outcome.FAILED), retries=True)
-"""Of an orderly restart of the edge, which is the only door: it is shut for longer than a client has patience, and not
-one answer that has begun is lost."""
+"""Of an orderly restart of the edge, or of the only proxy: the door is shut for about as long as a client has patience,
+and not one answer that has begun is lost."""

@@ -43,9 +43,9 @@ def killed(service: str) -> Fault:
     return Fault(name=f"kill -9 {service}", begin=begin, allowance=_allowance(service))
 
 
-def alone(fault: Fault) -> Fault:
-    """The same, where its part is the only one of its kind."""
-    return replace(fault, name=f"{fault.name}, the only one")
+def alone(fault: Fault, allowance: Allowance | None = None) -> Fault:
+    """The same, where its part is the only one of its kind; `allowance`: in place of its own."""
+    return replace(fault, name=f"{fault.name}, the only one", allowance=allowance or fault.allowance)
 
 
 def paused(service: str) -> Fault:
@@ -71,14 +71,13 @@ def cut_off(service: str) -> Fault:
 
 
 def restarted(service: str) -> Fault:
-    """As an operator does it; clients of the only proxy have to ask again meanwhile, those of the edge find it shut."""
+    """As an operator does it; whoever asks the edge meanwhile finds it shut."""
 
     def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
         _victim(stack, service, worker).restart()
         return _nothing
 
-    allowances = {"proxy": Allowance(retries=True), "edge": DOOR}
-    return Fault(name=f"restart {service}", begin=begin, allowance=allowances.get(service, NOTHING))
+    return Fault(name=f"restart {service}", begin=begin, allowance=DOOR if service == "edge" else NOTHING)
 
 
 def flushed() -> Fault:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.compose.account import Outcome
+from tests.compose.account import DOOR, Outcome
 from tests.compose.client import open_client
 from tests.compose.faults import Fault, alone, cut_off, flushed, killed, paused, restarted, scaled
 from tests.compose.findings import Findings
@@ -25,7 +25,8 @@ FAULTS: tuple[Fault, ...] = (
     scaled("worker", 1),
     alone(killed("worker")),
     scaled("worker", 2),
-    alone(restarted("proxy")),
+    alone(restarted("proxy"), DOOR),
+    # One that is killed is back sooner, as it has no leave to take.
     alone(killed("proxy")),
     scaled("proxy", 3),
     killed("worker"),

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tests.compose import faults
-from tests.compose.account import NOTHING, STREAMS, Account, Allowance, Outcome
+from tests.compose.account import DOOR, NOTHING, STREAMS, Account, Allowance, Outcome
 from tests.compose.faults import Fault, alone, cut_off, flushed, killed, paused, restarted, scaled
 from tests.compose.findings import Findings
 from tests.compose.load import SteadyLoad
@@ -162,7 +162,7 @@ def test_scaling_is_no_fault_and_a_proxy_may_cut_what_it_has(monkeypatch: pytest
     assert begun(scaled("proxy", 3), stack, monkeypatch, worker="") == []
     assert stack.scaled == {"proxy": 3}
     assert scaled("proxy", 3).allowance is restarted("redis").allowance is killed("redis").allowance is NOTHING
-    assert restarted("proxy").allowance.outcomes == NOTHING.outcomes and restarted("proxy").allowance.retries
+    assert alone(restarted("proxy"), DOOR).allowance is DOOR and restarted("proxy").allowance is NOTHING
     assert (
         Outcome.FAILED in restarted("edge").allowance.outcomes
         and Outcome.CUT not in restarted("edge").allowance.outcomes
