@@ -18,6 +18,7 @@ from worker.attention.backend import AttentionCall
 from worker.config import DEVICES
 from worker.kv_cache import CPU
 from worker.model_folder import ModelFolder
+from worker.packed_linear import pack_linear_layers
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -87,6 +88,7 @@ def load_model(folder: ModelFolder, dtype: torch.dtype, device: torch.device = C
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its arguments
     except RuntimeError as error:
         raise ConfigError(f"model folder {folder.path} cannot be moved to {device}: {error}") from error
+    pack_linear_layers(model)
     return model
 
 

@@ -52,6 +52,7 @@ FENCES = {
         "worker.model_runner",
         "worker.sampler",
         "worker.model_loader",
+        "worker.packed_linear",
         "worker.rope",
     ),
     "transformers": (

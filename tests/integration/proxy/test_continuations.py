@@ -14,7 +14,7 @@ import pytest
 from prefixcache.hashing import block_hashes, index_hashes
 from prefixcache.protocol import Generate
 from prefixcache.types import unpack_tokens
-from proxy import pulse, worker_link
+from proxy import fault_breaker, pulse, worker_link
 from tests.support.fake_worker import FakeWorker, token_ids
 from tests.support.folding import folded_chat
 from tests.support.memory_store import MemoryStore
@@ -298,6 +298,7 @@ async def test_a_worker_that_hangs_is_cut_and_its_streams_go_on_elsewhere(
 ) -> None:
     monkeypatch.setattr(pulse, "WORKER_STUCK_LEAST_S" if hang == "stuck" else "WORKER_SILENCE_S", 0.5)
     monkeypatch.setattr(worker_link, "WORKER_KNOWS_S", 0.1)
+    monkeypatch.setattr(fault_breaker, "WORKER_TRIAL_FIRST_S", 60.0)
     async with _world(store) as (proxy, (first, second)):
         streaming = asyncio.create_task(proxy.events())
         _begins(first, await first.next_generate())
