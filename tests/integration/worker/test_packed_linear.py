@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tests.support.tiny_models import FAMILIES, VARIANTS, tiny_model, write_model
 from worker import packed_linear
@@ -23,6 +25,13 @@ ROWS = (1, 2, 3, 8, 31, 32, 33, 64, 200)
 def layer(num_in: int, num_out: int, *, bias: bool = False, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
     torch.manual_seed(num_in * num_out)
     return nn.Linear(num_in, num_out, bias=bias).to(dtype).requires_grad_(False)
+
+
+def _in_bfloat16(name: str, **overrides: Any) -> PreTrainedModel:
+    model = tiny_model(name, **overrides)
+    nn.Module.to(model, torch.bfloat16)
+    nn.Module.eval(model)
+    return model
 
 
 def num_packed(model: nn.Module) -> int:
@@ -50,7 +59,7 @@ def test_rows_may_be_a_view_of_others() -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
 @torch.inference_mode()
 def test_every_family_answers_alike_with_its_layers_packed(name: str) -> None:
-    plain = tiny_model(name).bfloat16().eval()
+    plain = _in_bfloat16(name)
     packed = copy.deepcopy(plain)
     pack_linear_layers(packed)
     for num_tokens in (1, 9):
@@ -59,11 +68,13 @@ def test_every_family_answers_alike_with_its_layers_packed(name: str) -> None:
 
 
 def test_an_output_layer_tied_to_the_embeddings_leaves_them_as_they_are() -> None:
-    model = tiny_model("Llama", tie_word_embeddings=True).bfloat16()
-    embeddings = model.get_input_embeddings().weight.clone()
+    model = _in_bfloat16("Llama", tie_word_embeddings=True)
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    embeddings = weight.clone()
     assert pack_linear_layers(model) == num_packed(model) > 7
     assert isinstance(model.lm_head, PackedLinear)
-    assert torch.equal(model.get_input_embeddings().weight, embeddings)
+    assert torch.equal(weight, embeddings)
 
 
 def test_a_layer_that_stands_in_two_places_is_packed_once() -> None:
