@@ -21,10 +21,10 @@ from edge.address import Address
 from edge.config import EdgeConfig
 from edge.metrics import CONTENT_TYPE
 from prefixcache.limits import (
+    AWAY_RETRY_AFTER_S,
     EDGE_CONNECT_TIMEOUT_S,
     EDGE_GENERATION_S,
     EDGE_READ_TIMEOUT_S,
-    EDGE_RETRY_AFTER_S,
     EDGE_TRIES,
     MAX_BODY_BYTES,
 )
@@ -59,7 +59,7 @@ _NO_PROXY = OwnAnswer(
     message="no proxy answers, try again",
     kind="server_error",
     code="unavailable",
-    headers=(f"Retry-After {EDGE_RETRY_AFTER_S}",),
+    headers=(f"Retry-After {AWAY_RETRY_AFTER_S}",),
 )
 _ERRORS = {
     400: OwnAnswer(status=400, message="the request is no valid HTTP"),

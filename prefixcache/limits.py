@@ -152,9 +152,6 @@ EDGE_CALM_S = 10.0
 EDGE_CONNECT_TIMEOUT_S = 2
 EDGE_TRIES = 3
 """Proxies that get a request at most, one after the other, all before the first byte of an answer."""
-EDGE_RETRY_AFTER_S = 5
-"""Where no proxy answers. OpenAI's clients ask twice more: together that is longer than the only proxy is away for its
-restart (measured on two busy cores: 4 to 7 s)."""
 EDGE_READ_TIMEOUT_S = 3_600
 """Between two pieces of an answer; a prefill of any length has passed by then."""
 EDGE_GENERATION_S = 3_600
@@ -278,6 +275,9 @@ CLIENT_DRAIN_S = 30.0
 SHUTDOWN_CLOSE_S = 1.0
 """A proxy that ends waits so long for its last words to be written."""
 RETRY_AFTER_S = 1
+AWAY_RETRY_AFTER_S = 5
+"""Where the proxy leaves, or the edge finds none. OpenAI's clients ask twice more: together that is longer than the
+only proxy is away for its restart (measured on two busy cores: 4 to 7 s)."""
 SAME_WARNING_S = 10.0
 """A warning that repeats is logged once in this time."""
 

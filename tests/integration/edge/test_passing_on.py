@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from prefixcache.limits import EDGE_RETRY_AFTER_S, MAX_BODY_BYTES
+from prefixcache.limits import AWAY_RETRY_AFTER_S, MAX_BODY_BYTES
 from tests.support.answer_bytes import LAST_CHUNK, chunk, json_answer, stream_head
 from tests.support.edge import needs_nginx, running_edge
 from tests.support.edge_proxies import NOT_READY, scripted_proxy
@@ -155,11 +155,11 @@ async def test_without_a_proxy_that_answers_it_is_503_with_retry_after(tmp_path:
     async with running_edge(tmp_path, [gone]) as edge, aiohttp.ClientSession() as session:
         for path in (CHAT, "/ready"):
             answer = await session.get(edge.url + path)
-            assert (answer.status, answer.headers["Retry-After"]) == (503, str(EDGE_RETRY_AFTER_S))
+            assert (answer.status, answer.headers["Retry-After"]) == (503, str(AWAY_RETRY_AFTER_S))
             assert (await answer.json())["error"]["code"] == "unavailable"
     async with running_edge(tmp_path, ["nowhere.invalid:8000"]) as edge, aiohttp.ClientSession() as session:
         answer = await session.post(edge.url + CHAT, data=b"{}")
-        assert (answer.status, answer.headers["Retry-After"]) == (503, str(EDGE_RETRY_AFTER_S))
+        assert (answer.status, answer.headers["Retry-After"]) == (503, str(AWAY_RETRY_AFTER_S))
 
 
 async def test_a_host_that_does_not_answer_at_all_is_no_proxy_either(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_a_host_that_does_not_answer_at_all_is_no_proxy_either(tmp_path: P
             waiting.connect_ex(full.getsockname())
         async with running_edge(tmp_path, [full.getsockname()[1]]) as edge, aiohttp.ClientSession() as session:
             answer = await session.post(edge.url + CHAT, data=b"{}")
-            assert (answer.status, answer.headers["Retry-After"]) == (503, str(EDGE_RETRY_AFTER_S))
+            assert (answer.status, answer.headers["Retry-After"]) == (503, str(AWAY_RETRY_AFTER_S))
             await eventually(lambda: edge.said(rf"POST {CHAT} 503 .* proxy_status=\"504\""))
 
 

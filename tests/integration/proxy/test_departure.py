@@ -121,7 +121,7 @@ async def test_what_is_in_hand_goes_on_and_what_comes_is_refused(store: MemorySt
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", proxy.port)
             status, headers, refused = await ask(kept, post(CHAT, body()))
-            assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
+            assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "5")
             assert refused["error"]["code"] == "unavailable" and "shutting down" in refused["error"]["message"]
             assert await kept.read_all() == b""
             assert (await ask(watching, probe("/ready")))[0] == 503, "whoever has a connection is still told"
@@ -176,7 +176,7 @@ async def test_a_stream_that_takes_longer_is_told_in_its_stream(store: MemorySto
             *_, last = await streaming.chunks()
             assert b"the proxy is shutting down" in last and b"[DONE]" not in last
             status, headers = await waiting.head()
-            assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
+            assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "5")
         await eventually(lambda: sorted(worker.aborts) == sorted([stream_id, whole_id]))
 
 
