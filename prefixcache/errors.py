@@ -10,7 +10,6 @@ PrefixCacheError
 ├── Unavailable               503, the same request may succeed later or on another worker
 │   ├── Overloaded            429, too many requests wait already; `retry_after_s` says when to come again
 │   ├── Draining              the worker ends soon and takes nothing new: another one may
-│   ├── ShuttingDown          the proxy ends and takes nothing new: another one may, or the next
 │   ├── NoWorkerReady         none that serves the model is connected: one may be in a moment
 │   └── EngineUnreachable     no connection to the engine: it has seen nothing of the request
 ├── WorkerFault               502, the worker failed while it held the request
@@ -81,8 +80,11 @@ class Unavailable(PrefixCacheError):
     status = 503
     kind = "server_error"
     code = "unavailable"
-    retry_after_s: int | None = None
-    """When to try again, where that is known."""
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        """`retry_after_s`: when to try again, where that is known."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(Unavailable):
@@ -93,20 +95,11 @@ class Overloaded(Unavailable):
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class Draining(Unavailable):
     """The worker ends soon, and takes nothing new."""
-
-
-class ShuttingDown(Unavailable):
-    """The proxy ends, and takes nothing new."""
-
-    def __init__(self, message: str, *, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class NoWorkerReady(Unavailable):

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from prefixcache.errors import ShuttingDown
+from prefixcache.errors import Unavailable
 from prefixcache.limits import AWAY_RETRY_AFTER_S
 from proxy.access_log import QUIET_PATHS
 
@@ -93,8 +93,8 @@ class Departure:
             response.force_close()
 
 
-def shutting_down() -> ShuttingDown:
-    return ShuttingDown("the proxy is shutting down, try again", retry_after_s=AWAY_RETRY_AFTER_S)
+def shutting_down() -> Unavailable:
+    return Unavailable("the proxy is shutting down, try again", retry_after_s=AWAY_RETRY_AFTER_S)
 
 
 async def _within(timeout_s: float, *events: asyncio.Event) -> None:

@@ -121,7 +121,6 @@ class HealthHandlers:
         """200 if at least one worker or engine can take a request and the proxy stays, else 503."""
         num_workers, num_engines = self._fleet.num_ready, self._engines.num_up
         engines_ready = num_engines if self._engines.links else msgspec.UNSET
-        error: Unavailable
         if self._departure.is_leaving:
             error = shutting_down()
         elif num_workers or num_engines:
