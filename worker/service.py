@@ -145,11 +145,16 @@ async def serve(
                 engine=engine, server=server, publisher=publisher, metrics=metrics, listening=listening, failed=failed
             )
         finally:
-            publishing.cancel()
-            await asyncio.gather(publishing, return_exceptions=True)
-            await publisher.drain()
-            await asyncio.to_thread(engine.stop)
-            await publisher.close()
+            await _leave(engine, publisher, publishing)
+
+
+async def _leave(engine: Engine, publisher: Publisher, publishing: asyncio.Task[None]) -> None:
+    """Says that it takes nothing more, hands back what runs, and withdraws."""
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    await publisher.drain()
+    await asyncio.to_thread(engine.stop)
+    await publisher.close()
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, take: Callable[[StepOutput], None], output: StepOutput) -> None:
