@@ -19,7 +19,7 @@ from tests.support.bare_client import ask, post_bytes
 from tests.support.engine_proxy import engine_answers, engine_proxy
 from tests.support.fake_worker import FakeWorker, Script, says
 from tests.support.memory_store import MemoryStore
-from tests.support.program_fleet import all_ready, running_fleet
+from tests.support.program_fleet import all_connected, running_fleet
 from tests.support.proxy_harness import RunningProxy, running_proxy
 from tests.support.raw_http import raw_connection
 from tests.support.scripted_engine import ReceivedRequest, Step, reset
@@ -107,9 +107,7 @@ async def test_rw_161_no_text_comes_twice(valkey: Server, tmp_path: Path) -> Non
     async with running_fleet(tmp_path, valkey.url) as fleet:
         workers = {name: fleet.start_worker(name, "--model", MODEL) for name in ("w0", "w1")}
         proxy = await fleet.start_proxy("proxy")
-        for worker in workers.values():
-            await worker.said(" ready at ")
-        await all_ready(proxy, len(workers))
+        await all_connected(workers.values(), [proxy])
         (call,) = calls("RW-161", Placeholders(model=MODEL))
         call = changed(call, ignore_eos=True, stream_options={"include_usage": True})
         async with raw_connection(int(proxy.url.rpartition(":")[2])) as connection:

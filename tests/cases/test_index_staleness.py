@@ -12,7 +12,7 @@ from tests.cases.catalogue import Call, Placeholders
 from tests.cases.outcome import Outcome, send
 from tests.cases.world import MODEL, World, open_world
 from tests.support.ports import free_port
-from tests.support.program_fleet import all_ready, running_fleet
+from tests.support.program_fleet import all_connected, all_ready, running_fleet
 from tests.support.valkey import Server
 from tests.support.waiting import eventually
 from tests.support.worker_harness import RunningWorker
@@ -26,9 +26,7 @@ async def test_rw_030_a_worker_restarted_in_place_has_an_empty_cache(valkey: Ser
             name: fleet.start_worker(name, "--listen", f"127.0.0.1:{free_port()}") for name in ("first", "second")
         }
         proxy = await fleet.start_proxy("proxy")
-        for worker in workers.values():
-            await worker.said(" ready at ")
-        await all_ready(proxy, 2)
+        await all_connected(workers.values(), [proxy])
         text = Placeholders(model="sim").text(300, seed="stale")
         body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
         call = Call(method="POST", path="/v1/chat/completions", content=json.dumps(body).encode())

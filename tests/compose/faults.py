@@ -50,24 +50,14 @@ def alone(fault: Fault, allowance: Allowance | None = None) -> Fault:
 
 def paused(service: str) -> Fault:
     """It stands still, its sockets open."""
-
-    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
-        container = _victim(stack, service, worker)
-        container.pause()
-        return container.unpause
-
-    return Fault(name=f"pause {service} 10 s", begin=begin, lasts_s=LASTS_S, allowance=_allowance(service))
+    return _lasting(f"pause {service} 10 s", service, lambda each: each.pause(), lambda each: each.unpause())
 
 
 def cut_off(service: str) -> Fault:
     """Its packets go nowhere, and nobody is told."""
-
-    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
-        container = _victim(stack, service, worker)
-        container.disconnect()
-        return container.connect
-
-    return Fault(name=f"network away from {service} 10 s", begin=begin, lasts_s=LASTS_S, allowance=_allowance(service))
+    return _lasting(
+        f"network away from {service} 10 s", service, lambda each: each.disconnect(), lambda each: each.connect()
+    )
 
 
 def restarted(service: str) -> Fault:
@@ -98,6 +88,15 @@ def scaled(service: str, to: int) -> Fault:
         return _nothing
 
     return Fault(name=f"scale {service} to {to}", begin=begin, allowance=NOTHING)
+
+
+def _lasting(name: str, service: str, do: Callable[[Container], None], take_back: Callable[[Container], None]) -> Fault:
+    def begin(stack: ComposeStack, worker: str) -> Callable[[], None]:
+        container = _victim(stack, service, worker)
+        do(container)
+        return partial(take_back, container)
+
+    return Fault(name=name, begin=begin, lasts_s=LASTS_S, allowance=_allowance(service))
 
 
 def _allowance(service: str) -> Allowance:

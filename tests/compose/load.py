@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 from tests.compose.account import Account, Outcome
-from tests.compose.client import Client
+from tests.compose.client import Client, open_client
 from tests.support.prompts import filler
+from tests.support.seeds import seeded
 from tests.support.sim_oracle import ExpectedAnswer, SimOracle
 
 REQUESTS_PER_S = 20.0
@@ -105,3 +107,18 @@ class SteadyLoad:
         if random.random() < 0.6:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body, self._oracle.answer(messages, max_tokens=max_tokens)
+
+
+@asynccontextmanager
+async def steady_load(url: str) -> AsyncIterator[SteadyLoad]:
+    """Runs until the block is left; left with the last answer, and no response is unaccounted for."""
+    async with open_client(url) as client, asyncio.TaskGroup() as group:
+        load = SteadyLoad(client, seeded("load"))
+        running = group.create_task(load.run())
+        try:
+            yield load
+        finally:
+            load.stop()
+            await running
+    assert len(load.accounts) == load.num_asked
+    assert load.num_in_flight == 0

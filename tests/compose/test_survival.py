@@ -7,18 +7,13 @@ again. Of those two: what is in their hands is cut, never ended as if whole, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from tests.compose.account import DOOR, Outcome
-from tests.compose.client import open_client
 from tests.compose.faults import Fault, alone, cut_off, flushed, killed, paused, restarted, scaled
 from tests.compose.findings import Findings
 from tests.compose.gated import GatedStack
-from tests.compose.load import SteadyLoad
+from tests.compose.load import steady_load
 from tests.compose.survival import Survival, whole
-from tests.support.compose import ComposeStack
-from tests.support.seeds import seeded
 
 FAULTS: tuple[Fault, ...] = (
     scaled("worker", 4),
@@ -48,26 +43,11 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-@asynccontextmanager
-async def loaded(stack: ComposeStack) -> AsyncIterator[SteadyLoad]:
-    """Left with the last answer; no response is unaccounted for."""
-    async with open_client(stack.url) as client, asyncio.TaskGroup() as group:
-        load = SteadyLoad(client, seeded("load"))
-        running = group.create_task(load.run())
-        try:
-            yield load
-        finally:
-            load.stop()
-            await running
-    assert len(load.accounts) == load.num_asked
-    assert load.num_in_flight == 0
-
-
 async def test_clients_see_nothing_but_what_is_allowed(simulated: GatedStack, findings: Findings) -> None:
     stack = simulated.stack
     await asyncio.to_thread(simulated.finish)
     await whole(stack)
-    async with loaded(stack) as load:
+    async with steady_load(stack.url) as load:
         survival = Survival(stack, load)
         findings.survived = survival.survived
         await survival.warmed_up()

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.program_fleet import Program, all_ready, running_fleet
+from tests.support.program_fleet import Program, all_connected, running_fleet
 from tests.support.prompts import filler
 from tests.support.valkey import Server
 from tests.support.waiting import eventually
@@ -33,9 +33,7 @@ async def proxy(valkey: Server, tmp_path: Path) -> AsyncIterator[Program]:
     async with running_fleet(tmp_path, valkey.url) as fleet:
         workers = [fleet.start_worker(name, "--sim-speed", str(SPEED)) for name in ("w1", "w2")]
         proxy = await fleet.start_proxy("p", "--policy", "longest_prefix")
-        for worker in workers:
-            await worker.said(" ready at ")
-        await all_ready(proxy, 2)
+        await all_connected(workers, [proxy])
         yield proxy
 
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from prefixcache.limits import WORKER_SILENCE_S
 from prefixcache.rendering.tokenizer_files import TOKENIZER_JSON
 from tests.support.bare_client import Reply, ask, post_bytes
-from tests.support.program_fleet import Program, ProgramFleet, all_ready, get_json, running_fleet
+from tests.support.program_fleet import Program, ProgramFleet, all_connected, all_ready, get_json, running_fleet
 from tests.support.prompts import filler
 from tests.support.scraping import scraped
 from tests.support.seen_answer import LOGPROB_TOLERANCE, SeenAnswer
@@ -73,9 +73,7 @@ async def deployment(request: pytest.FixtureRequest, valkey: Server, tmp_path: P
     async with running_fleet(tmp_path, valkey.url) as fleet:
         workers = {name: fleet.start_worker(name, *flags, runner=runner) for name in ("w0", "w1")}
         proxy = await fleet.start_proxy("proxy")
-        for worker in workers.values():
-            await worker.said(" ready at ")
-        await all_ready(proxy, len(workers))
+        await all_connected(workers.values(), [proxy])
         yield Deployment(fleet=fleet, proxy=proxy, workers=workers, model=model, accent=accent)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.chat_load import ChatLoad
-from tests.support.own_server import OwnServer, binary_of
-from tests.support.program_fleet import all_ready, running_fleet
+from tests.support.own_server import OwnServer, running_valkey
+from tests.support.program_fleet import all_connected, all_ready, running_fleet
 from tests.support.seeds import seeded
 from tests.support.waiting import eventually
 
@@ -78,36 +78,26 @@ async def settled_hit_rate(loads: Sequence[ChatLoad]) -> float:
 async def test_no_request_fails_and_the_hit_rate_comes_back(
     tmp_path: Path, fault: Callable[[OwnServer], Awaitable[None]]
 ) -> None:
-    binary = binary_of("valkey")
-    assert binary is not None
-    redis = OwnServer(binary, tmp_path)
-    await redis.start()
-    try:
-        async with running_fleet(tmp_path, redis.url) as fleet:
-            workers = [fleet.start_worker(f"w{number}") for number in range(NUM_WORKERS)]
-            proxies = [await fleet.start_proxy(f"p{number}") for number in range(2)]
-            for worker in workers:
-                await worker.said(" ready at ")
-            for proxy in proxies:
-                await all_ready(proxy, NUM_WORKERS)
-            loads = [ChatLoad(proxy.url, seeded(f"{fault.__name__}, {proxy.name}")) for proxy in proxies]
-            async with under_load(loads):
-                usual = await settled_hit_rate(loads)
-                num_before = sum(sum(load.tally.chats.values()) for load in loads)
-                await fault(redis)
-                num_during = sum(sum(load.tally.chats.values()) for load in loads) - num_before
-                over_at = time.monotonic()
-                rates: list[float] = []
+    async with running_valkey(tmp_path) as redis, running_fleet(tmp_path, redis.url) as fleet:
+        workers = [fleet.start_worker(f"w{number}") for number in range(NUM_WORKERS)]
+        proxies = [await fleet.start_proxy(f"p{number}") for number in range(2)]
+        await all_connected(workers, proxies)
+        loads = [ChatLoad(proxy.url, seeded(f"{fault.__name__}, {proxy.name}")) for proxy in proxies]
+        async with under_load(loads):
+            usual = await settled_hit_rate(loads)
+            num_before = sum(sum(load.tally.chats.values()) for load in loads)
+            await fault(redis)
+            num_during = sum(sum(load.tally.chats.values()) for load in loads) - num_before
+            over_at = time.monotonic()
+            rates: list[float] = []
 
-                async def is_back() -> bool:
-                    rates.append(await hit_rate(loads))
-                    return rates[-1] >= AS_BEFORE * usual
+            async def is_back() -> bool:
+                rates.append(await hit_rate(loads))
+                return rates[-1] >= AS_BEFORE * usual
 
-                await eventually(is_back, BACK_S)
-                took_s = time.monotonic() - over_at
-            print(f"{fault.__name__}: {num_during} chats meanwhile; hit rate {usual:.2f}, then", end=" ")
-            print(", ".join(f"{rate:.2f}" for rate in rates), f"({took_s:.0f} s)")
-            for proxy in proxies:
-                await all_ready(proxy, NUM_WORKERS)
-    finally:
-        await asyncio.to_thread(redis.stop)
+            await eventually(is_back, BACK_S)
+            took_s = time.monotonic() - over_at
+        print(f"{fault.__name__}: {num_during} chats meanwhile; hit rate {usual:.2f}, then", end=" ")
+        print(", ".join(f"{rate:.2f}" for rate in rates), f"({took_s:.0f} s)")
+        for proxy in proxies:
+            await all_ready(proxy, NUM_WORKERS)

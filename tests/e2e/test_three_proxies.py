@@ -16,7 +16,7 @@ import pytest
 from prefixcache.load import IncarnationLoad
 from prefixcache.store import RedisStore
 from tests.support.chat_load import ChatLoad
-from tests.support.program_fleet import Program, ProgramFleet, all_ready, get_json, running_fleet
+from tests.support.program_fleet import Program, ProgramFleet, all_connected, get_json, running_fleet
 from tests.support.prompts import filler
 from tests.support.seeds import seeded
 from tests.support.valkey import Server
@@ -50,10 +50,7 @@ async def deployment(valkey: Server, tmp_path: Path, request: pytest.FixtureRequ
         flags = ["--sim-speed", str(request.param)]
         workers = [fleet.start_worker(f"w{number}", *flags) for number in range(NUM_WORKERS)]
         proxies = [await fleet.start_proxy(f"p{number}") for number in range(NUM_PROXIES)]
-        for worker in workers:
-            await worker.said(" ready at ")
-        for proxy in proxies:
-            await all_ready(proxy, NUM_WORKERS)
+        await all_connected(workers, proxies)
         yield Deployment(fleet=fleet, proxies=proxies, store=store)
 
 

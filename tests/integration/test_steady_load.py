@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.compose.account import NOTHING, STREAMS, Outcome
-from tests.compose.client import open_client
-from tests.compose.load import SteadyLoad
+from tests.compose.load import SteadyLoad, steady_load
 from tests.compose.recovery import hit_rate
 from tests.support.ports import free_port
-from tests.support.program_fleet import Program, ProgramFleet, all_ready, running_fleet
-from tests.support.seeds import seeded
+from tests.support.program_fleet import Program, ProgramFleet, all_connected, running_fleet
 from tests.support.valkey import Server
 from tests.support.waiting import eventually
 
@@ -24,18 +21,10 @@ WAIT_S = 30.0
 
 @asynccontextmanager
 async def loaded(url: str) -> AsyncIterator[SteadyLoad]:
-    """With 40 answers given already; left with the last one."""
-    async with open_client(url) as client, asyncio.TaskGroup() as group:
-        load = SteadyLoad(client, seeded("load"))
-        running = group.create_task(load.run())
-        try:
-            await answered(load, 40)
-            yield load
-        finally:
-            load.stop()
-            await running
-    assert len(load.accounts) == load.num_asked
-    assert load.num_in_flight == 0
+    """With 40 answers given already."""
+    async with steady_load(url) as load:
+        await answered(load, 40)
+        yield load
 
 
 async def answered(load: SteadyLoad, number: int) -> None:
@@ -47,9 +36,7 @@ async def answered(load: SteadyLoad, number: int) -> None:
 async def started(fleet: ProgramFleet) -> tuple[list[Program], Program]:
     workers = [fleet.start_worker(f"w{number}") for number in range(NUM_WORKERS)]
     proxy = await fleet.start_proxy("proxy", "--port", str(free_port()))
-    for worker in workers:
-        await worker.said(" ready at ")
-    await all_ready(proxy, NUM_WORKERS)
+    await all_connected(workers, [proxy])
     return workers, proxy
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
@@ -91,3 +92,16 @@ class OwnServer:
             connection.sendall(b"PING\r\n")
             return connection.recv(64).startswith(b"+PONG")
         return False
+
+
+@asynccontextmanager
+async def running_valkey(folder: Path) -> AsyncIterator[OwnServer]:
+    """The embedded one, stopped afterwards; a test may stop and start it meanwhile."""
+    binary = binary_of("valkey")
+    assert binary is not None
+    server = OwnServer(binary, folder)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await asyncio.to_thread(server.stop)

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,3 +147,12 @@ async def all_ready(proxy: Program, num_workers: int, timeout_s: float = START_T
         return len([worker for worker in health["workers"] if worker["ready"]]) == num_workers
 
     await eventually(is_ready, timeout_s)
+
+
+async def all_connected(workers: Iterable[Program], proxies: Iterable[Program]) -> None:
+    """Returns once every worker is ready, and every proxy is connected to all of them."""
+    workers = list(workers)
+    for worker in workers:
+        await worker.said(" ready at ")
+    for proxy in proxies:
+        await all_ready(proxy, len(workers))
