@@ -13,6 +13,7 @@ class EdgeMetrics:
     num_known: int
     """Addresses that the names of the proxies have."""
     num_ready: int
+    num_lost: int
     num_reloads: int
     looked_at: float
     """time.time() of the last look."""
@@ -22,6 +23,7 @@ class EdgeMetrics:
         values = (
             ("proxies_known", "gauge", "Addresses that the names of the proxies have", self.num_known),
             ("proxies_ready", "gauge", "Those of them that say they are ready", self.num_ready),
+            ("proxies_lost_total", "counter", "Ready ones that went without having said so first", self.num_lost),
             ("reloads_total", "counter", "Lists of proxies that nginx was given since it started", self.num_reloads),
             ("looked_timestamp_seconds", "gauge", "When they were last looked at", self.looked_at),
         )

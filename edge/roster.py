@@ -7,7 +7,8 @@ of one address      resolves   says            stands in the list
                     yes        refused         no: nobody listens there
                     yes        silent          as before, at the EDGE_SILENT_LOOKS-th time in a row no
 
-While nobody is ready all that resolve stand in it, so that a client reads in a proxy's own words why.
+While nobody is ready all that resolve stand in it, so that a client reads in a proxy's own words why. A proxy that was
+ready and goes without having said that it is not is lost: killed, hung, or cut off.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Roster:
     def __init__(self) -> None:
         self._ready: frozenset[Address] = frozenset()
         self._silent: dict[Address, int] = {}
+        self.num_lost = 0
+        """Proxies lost so far; one that comes back and goes again counts twice."""
 
     @property
     def num_ready(self) -> int:
@@ -44,7 +47,9 @@ class Roster:
         self._silent = {
             address: self._silent.get(address, 0) + 1 for address, word in words.items() if word is Word.SILENT
         }
-        self._ready = frozenset(address for address, word in words.items() if self._is_ready(address, word))
+        ready = frozenset(address for address, word in words.items() if self._is_ready(address, word))
+        self.num_lost += sum(words.get(address) is not Word.NOT_READY for address in self._ready - ready)
+        self._ready = ready
         return tuple(sorted(self._ready or words))
 
     def _is_ready(self, address: Address, word: Word) -> bool:

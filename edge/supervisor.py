@@ -96,6 +96,7 @@ class Supervisor:
         metrics = EdgeMetrics(
             num_known=num_known,
             num_ready=self.roster.num_ready,
+            num_lost=self.roster.num_lost,
             num_reloads=self.num_reloads,
             looked_at=time.time(),
         )

@@ -83,7 +83,7 @@ def dashboard_expressions() -> Sequence[str]:
 
 def exported_names() -> set[str]:
     """Of every sample that a proxy, a worker or the edge can export."""
-    of_edge = EdgeMetrics(num_known=0, num_ready=0, num_reloads=0, looked_at=0.0).text
+    of_edge = EdgeMetrics(num_known=0, num_ready=0, num_lost=0, num_reloads=0, looked_at=0.0).text
     return {
         *_sample_names(ProxyMetrics().registry),
         *_sample_names(WorkerMetrics().registry),

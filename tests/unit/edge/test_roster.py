@@ -52,6 +52,23 @@ def test_who_left_and_comes_back_begins_anew() -> None:
     assert roster.look({ONE: SILENT, TWO: READY}) == (TWO,)
 
 
+def test_who_goes_without_a_word_is_lost_and_who_takes_leave_is_not() -> None:
+    roster = Roster()
+    roster.look({ONE: READY, TWO: READY, THREE: READY})
+    roster.look({ONE: NOT_READY, TWO: READY, THREE: READY})
+    roster.look({ONE: REFUSED, TWO: READY, THREE: READY})
+    roster.look({TWO: READY, THREE: READY})
+    assert roster.num_lost == 0, "the first has taken leave"
+    roster.look({TWO: REFUSED, THREE: SILENT})
+    assert roster.num_lost == 1, "the second is dead, of the third nobody knows yet"
+    roster.look({THREE: SILENT})
+    roster.look({})
+    assert roster.num_lost == 2
+    roster.look({TWO: READY})
+    roster.look({})
+    assert roster.num_lost == 3, "it had come back"
+
+
 @given(st.lists(st.dictionaries(st.sampled_from([ONE, TWO, THREE]), st.sampled_from(list(Word))), max_size=12))
 def test_the_list_holds_what_its_table_says(looks: list[dict[Address, Word]]) -> None:
     roster = Roster()
