@@ -111,6 +111,8 @@ DRAIN_TIMEOUT_S = 30.0
 orchestrators have by default."""
 CLOSE_TIMEOUT_S = 1.0
 """Time for the last frames to reach their peers when a worker ends."""
+LOADING_POLL_S = 0.05
+"""A worker whose model is loaded stops answering that it loads after this time at most."""
 INDEX_RETRY_S = 0.25
 """Pause before an index write that failed is sent again."""
 PUBLISH_PAUSE_S = 0.05

@@ -174,7 +174,16 @@ class ProxyMetrics:
             ("worker",),
         )
         self.workers_ready = gauge("workers_ready", "Workers connected and ready", ("model",))
+        self.workers_lost = counter(
+            "workers_lost",
+            "Streams to workers that ended without the worker having taken leave: killed, hung, or cut off",
+        )
         self.engine_up = gauge("engine_up", "1 if the engine answers; 0: it gets no request", ("engine",))
+        self.engine_answered = gauge(
+            "engine_answered_timestamp_seconds",
+            "When the engine last passed a probe of this proxy; 0: never",
+            ("engine",),
+        )
         self.engine_slow = gauge(
             "engine_slow", "1 if the engine gets requests only where no other one may take them", ("engine",)
         )
@@ -194,6 +203,7 @@ class WorkerMetrics:
         self.build = Info("build", "What runs", namespace="prefixcache", subsystem="worker", registry=registry)
         self.identify(worker="", model="")
 
+        self.loading = gauge("loading", "1 while the model loads: it takes no request yet")
         self.kv_cache_usage = Gauge(
             "prefixcache_kv_cache_usage", "Fraction of KV blocks held by running requests, 0 to 1", registry=registry
         )

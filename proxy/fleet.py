@@ -220,6 +220,7 @@ class Fleet:
             self._log,
             self._worker_token,
             on_idle=lambda link: self.on_idle(link),
+            on_lost=self._metrics.workers_lost.inc,
             measured_rate=lambda link: self.measured_rate(link),
         )
         self._links[worker_id] = link

@@ -51,10 +51,12 @@ class WorkerLink:
         worker_token: bytes | None = None,
         *,
         on_idle: Callable[[WorkerLink], None] = lambda _: None,
+        on_lost: Callable[[], object] = lambda: None,
         measured_rate: Callable[[WorkerLink], float | None] = lambda _: None,
     ) -> None:
         """`on_idle` is called with each beat of a worker that owes nobody a first token.
 
+        `on_lost`: each time that the stream ends and the worker has not taken leave before.
         `measured_rate`: tokens a second that the worker prefills, None while nobody knows.
         """
         self.record = record
@@ -68,6 +70,7 @@ class WorkerLink:
         self._log = log
         self._worker_token = worker_token
         self._on_idle = on_idle
+        self._on_lost = on_lost
         self._measured_rate = measured_rate
         self._stream: WorkerStream | None = None
         self._waiting_elsewhere = 0
@@ -235,7 +238,11 @@ class WorkerLink:
                 await asyncio.gather(watch, return_exceptions=True)
                 self._stream = None
                 self._waiting_elsewhere = self._running_elsewhere = 0
-        _logger.warning("worker %s disconnected", self.worker_id)
+        if stream.is_draining:
+            _logger.info("worker %s has taken leave", self.worker_id)
+        else:
+            _logger.warning("worker %s is lost: it ended, or was cut off, without taking leave", self.worker_id)
+            self._on_lost()
 
     def _take_process(self, started_at: float) -> None:
         """A process that is another one by now has none of the faults of the one before."""

@@ -23,6 +23,7 @@ from prefixcache.cpu import usable_cores
 from prefixcache.errors import ConfigError
 from prefixcache.limits import DRAIN_TIMEOUT_S, MAX_STEP_S
 from prefixcache.memory import DEFAULT_KV_MEMORY, parse_memory
+from prefixcache.metrics import WorkerMetrics
 from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, byte_tokenizer_files
 from prefixcache.routing.order import Order
 from prefixcache.store import RedisStore
@@ -39,6 +40,7 @@ from worker.config import (
     step_s,
     unique_worker_id,
 )
+from worker.loading_server import answering_while_loading
 from worker.model_folder import ModelFolder
 from worker.runner import Runner
 from worker.server import bind
@@ -210,9 +212,11 @@ def main(
             worker_token=check_token(worker_token),
         )
         with bind(config.listen) as bound:
-            engine = config.engine
-            loaded = _load_torch(config, engine) if isinstance(engine, TorchConfig) else _load_sim(config, engine)
-            code = uvloop.run(_serve(config, *loaded, bound))
+            engine, metrics = config.engine, WorkerMetrics()
+            metrics.identify(worker=config.worker_id, model="")
+            with answering_while_loading(bound, metrics):
+                loaded = _load_torch(config, engine) if isinstance(engine, TorchConfig) else _load_sim(config, engine)
+            code = uvloop.run(_serve(config, *loaded, bound, metrics))
     except ConfigError as error:
         click.echo(f"worker: {error}", err=True)
         code = _EXIT_CONFIG
@@ -307,7 +311,9 @@ def _load_sim(config: WorkerConfig, engine: SimConfig) -> tuple[ServedModel, Run
     return model, runner
 
 
-async def _serve(config: WorkerConfig, model: ServedModel, runner: Runner, bound: socket.socket) -> int:
+async def _serve(
+    config: WorkerConfig, model: ServedModel, runner: Runner, bound: socket.socket, metrics: WorkerMetrics
+) -> int:
     """Until a signal and the drain that follows, or until the engine ends by itself; the exit code."""
     loop = asyncio.get_running_loop()
     told_to_end, told_again = asyncio.Event(), asyncio.Event()
@@ -321,6 +327,7 @@ async def _serve(config: WorkerConfig, model: ServedModel, runner: Runner, bound
             worker_id=config.worker_id,
             bound=bound,
             advertise=config.advertise,
+            metrics=metrics,
             open_index=store.index,
             registry=store.registry(),
             random=Random(),

@@ -117,7 +117,13 @@ class Server:
             await runner.cleanup()
 
     async def _close_connections(self) -> None:
-        """Ends every connection; what is written already still goes out, for a bounded time."""
+        """Ends every connection; what is written already still goes out, for a bounded time.
+
+        A worker that leaves says so also where it does not drain: only one whose engine failed is lost.
+        """
+        if self.engine.failure is None:
+            self._is_draining = True
+            self._beat(self.engine.load)
         for connection in [*self._undecided]:
             connection.close()
         streams = [*self._streams]

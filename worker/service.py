@@ -75,6 +75,7 @@ async def serve(
     worker_id: str,
     bound: socket.socket,
     advertise: Address | None,
+    metrics: WorkerMetrics,
     open_index: Callable[[str], PrefixIndex],
     registry: Registry,
     random: Random,
@@ -90,7 +91,6 @@ async def serve(
     Does not wait for the registration: a worker serves those who know its address also while Redis is away.
     """
     loop = asyncio.get_running_loop()
-    metrics = WorkerMetrics()
     metrics.identify(worker=worker_id, model=model.served_names[0])
     failed = asyncio.Event()
     started_at = time.time()

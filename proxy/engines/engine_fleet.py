@@ -177,6 +177,7 @@ def _merged(name: str, models: Sequence[EngineModel]) -> ServedName:
 def _export(link: EngineLink, metrics: ProxyMetrics) -> None:
     name = link.engine_id
     metrics.engine_up.labels(name).set_function(lambda: link.is_up)
+    metrics.engine_answered.labels(name).set_function(lambda: link.answered_at)
     metrics.engine_slow.labels(name).set_function(lambda: link.is_slow)
     metrics.engine_probe_failures.labels(name)
     metrics.num_requests_waiting.labels(name).set_function(lambda: link.ledger.num_waiting)

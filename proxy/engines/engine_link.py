@@ -135,6 +135,8 @@ class EngineLink:
         self._probing_since: float | None = None
         self._progress_at = clock()
         self._cache_since = time.time()
+        self.answered_at = 0.0
+        """time.time() of the last successful probe, 0 before the first one."""
         self._elsewhere = (0, 0)
         self._wake = asyncio.Event()
         self.on_change: Callable[[], None] = _nothing
@@ -323,6 +325,7 @@ class EngineLink:
                 _logger.warning("engine %s runs without prefix caching: nothing is gained there", self.engine_id)
         names_before = self._names if self._is_up else frozenset()
         self._report, self._names = report, frozenset(model.name for model in report.models)
+        self.answered_at = time.time()
         self.claims.note_hits(report.metrics.hit_tokens)
         self._elsewhere = requests_of_others(report.metrics, own=self.ledger.num_running)
         is_new = not self._is_up

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from prefixcache.index.base import PrefixIndex
 from prefixcache.limits import INDEX_CHECK_S
+from prefixcache.metrics import WorkerMetrics
 from prefixcache.registry import Registry, WorkerRecord
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_runner import ScriptedRunner
@@ -91,6 +92,7 @@ async def running_worker(
         worker_id=worker_id,
         bound=bind(Address(host="127.0.0.1", port=0)),
         advertise=None,
+        metrics=WorkerMetrics(),
         open_index=store.index,
         registry=store.registry(),
         random=Random(0),

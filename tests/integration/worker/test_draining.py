@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import pytest
 from prefixcache.cli.children import spawn
 from prefixcache.cli.programs import program_command
 from prefixcache.load import WorkerLoad
-from prefixcache.protocol import Abort, End, Fail
+from prefixcache.protocol import Abort, Beat, End, Fail
 from prefixcache.registry import WorkerRecord
 from prefixcache.store import RedisStore
 from tests.support.memory_store import MemoryStore
@@ -27,7 +27,7 @@ from tests.support.stream_client import StreamClient, connected
 from tests.support.valkey import Server
 from tests.support.waiting import eventually
 from tests.support.worker_harness import RunningWorker, running_worker
-from worker.engine import StepOutput
+from worker.engine import Engine, StepOutput
 from worker.engine_load import EngineLoad
 
 PROMPT = list(range(40))
@@ -61,6 +61,24 @@ async def test_what_it_has_goes_on_and_what_comes_is_turned_away() -> None:
             assert isinstance(await client.ended("runs"), End) and isinstance(await client.ended("waits"), End)
             assert client.tokens("runs") == expected_output(PROMPT, 4, vocab_size=1_000)
             await asyncio.wait_for(drain, 5)
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_its_last_word_is_that_it_leaves_unless_its_engine_has_failed(
+    has_failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it does not drain."""
+    monkeypatch.setattr("worker.server.BEAT_INTERVAL_S", 1_000.0)
+    async with AsyncExitStack() as around:
+        with pytest.raises(RuntimeError, match="broken") if has_failed else nullcontext():
+            async with running_worker() as running:
+                streaming = connected(running.address, namespace=running.record.namespace)
+                client = await around.enter_async_context(streaming)
+                if has_failed:
+                    monkeypatch.setattr(Engine, "failure", RuntimeError("broken"))
+        await client.closed()
+    beats = [frame.draining for frame in client.received if isinstance(frame, Beat)]
+    assert any(beats) is not has_failed
 
 
 async def test_it_says_so_at_once_in_a_beat_and_in_its_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     """Stands in for everything that the program does to its process after the settings are read."""
     found = Served()
 
-    def serve(config: WorkerConfig, model: ServedModel, runner: Runner, _bound: object) -> None:
+    def serve(config: WorkerConfig, model: ServedModel, runner: Runner, *_process: object) -> None:
         found.config, found.model, found.runner = config, model, runner
 
     def configure(**_settings: Any) -> None:

@@ -179,6 +179,9 @@ async def test_metrics() -> None:
     assert world.metric("prefixcache_engine_probe_failures_total", "e1:80") == 0
     await world.engines[0].finds("dead", times=3)
     assert world.metric("prefixcache_engine_up", "e1:80") == 0
+    assert (
+        world.metric("prefixcache_engine_answered_timestamp_seconds", "e1:80") == world.engines[0].link.answered_at > 0
+    )
     assert world.metric("prefixcache_engine_probe_failures_total", "e1:80") == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 
@@ -28,7 +29,10 @@ async def test_it_is_up_after_the_first_probe_that_succeeds() -> None:
     engine = ScriptedEngine("connection refused")
     await engine.link.look()
     assert not engine.link.is_up and not engine.link.was_ever_up and engine.link.failure == "connection refused"
+    assert engine.link.answered_at == 0
+    began_at = time.time()
     await engine.finds(report("m"))
+    assert began_at <= engine.link.answered_at <= time.time()
     assert engine.link.is_up and engine.link.failure is None
     assert engine.link.knows("m") and not engine.link.knows("n")
     assert engine.claims.num_begun == 0, "who was never up had nothing to lose"
