@@ -1,10 +1,11 @@
 """What a container's health check runs: does it answer, and is a token given? With the standard library alone.
 
-    python -P -m prefixcache.probe worker HOST:PORT             GET /health/answer
-    python -P -m prefixcache.probe proxy HOST:PORT [KEY_FILE]   GET /ready, and a one-token chat at most every 10 s
+    python -P -m prefixcache.probe worker HOST:PORT                    GET /health/answer
+    python -P -m prefixcache.probe proxy HOST:PORT FOLDER [KEY_FILE]   GET /ready, a one-token chat at most every 10 s
 
 Exit status 0 is healthy; what was found stands on stdout, where `docker inspect` shows it. Each run is a process of its
-own, so the last answer is kept in a file. HTTP/1.0 over a plain socket starts in half the time of http.client.
+own, so the last answer is kept in a file in FOLDER, which nothing else should be able to fill; where it cannot be kept,
+each run asks. HTTP/1.0 over a plain socket starts in half the time of http.client.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from prefixcache.limits import PROBE_ANSWER_S, PROBE_QUESTION_S, PROBE_TIMEOUT_S
@@ -21,7 +23,7 @@ from prefixcache.limits import PROBE_ANSWER_S, PROBE_QUESTION_S, PROBE_TIMEOUT_S
 _NO_CHAT = 400
 """A model without a chat template is asked for a completion instead."""
 _BUSY = 429
-_USAGE = "usage: python -m prefixcache.probe worker|proxy HOST:PORT [KEY_FILE]"
+_USAGE = "usage: python -m prefixcache.probe worker HOST:PORT | proxy HOST:PORT FOLDER [KEY_FILE]"
 
 
 class Finding(NamedTuple):
@@ -149,41 +151,53 @@ def read_kept(path: str) -> Kept | None:
 
 
 def write_kept(path: str, kept: Kept) -> None:
-    with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
-        json.dump([kept.asked_at, *kept.finding], file)
-    os.replace(file.name, path)
+    """Over what is there: that takes no more room, and leaves nothing beside it. Half of it is not readable: None."""
+    content = json.dumps([kept.asked_at, *kept.finding]).encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
 
 
 def main(arguments: list[str]) -> int:
     try:
-        kind, address, *files = arguments
+        kind, address, *paths = arguments
         host, _, port = address.rpartition(":")
-        server = Server(host, int(port), _key(*files))
-        check = {"worker": check_worker, "proxy": _check_proxy_and_keep}[kind]
+        check = {"worker": _worker_check, "proxy": _proxy_check}[kind](Server(host, int(port)), *paths)
     except (ValueError, KeyError, TypeError, OSError) as error:
         print(f"{_USAGE}\n{error!r}")
         return 2
     try:
-        finding = check(server)
+        finding = check()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         finding = Finding(False, f"no answer: {type(error).__name__} {error}")
     print(finding.reason)
     return 0 if finding.healthy else 1
 
 
-def _key(path: str | None = None) -> str:
-    if path is None:
-        return ""
-    with open(path, encoding="utf-8") as file:
-        return file.read().strip()
+def _worker_check(server: Server) -> Callable[[], Finding]:
+    return lambda: check_worker(server)
 
 
-def _check_proxy_and_keep(server: Server) -> Finding:
-    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"prefixcache-probe-{server.port}.json")
+def _proxy_check(server: Server, folder: str, key_file: str | None = None) -> Callable[[], Finding]:
+    path = os.path.join(folder, f"prefixcache-probe-{server.port}.json")
+    if key_file is not None:
+        with open(key_file, encoding="utf-8") as file:
+            server = server._replace(key=file.read().strip())
+    return lambda: _check_and_keep(server, path)
+
+
+def _check_and_keep(server: Server, path: str) -> Finding:
     before = read_kept(path)
     finding, kept = check_proxy(server, before, time.time())
-    if kept is not None and kept is not before:
+    if kept is None or kept is before:
+        return finding
+    try:
         write_kept(path, kept)
+    except OSError as error:
+        return finding._replace(reason=f"{finding.reason}; this is not kept: {error}")
     return finding
 
 

@@ -125,6 +125,15 @@ def test_every_check_has_the_time_that_it_takes() -> None:
     assert SELF_ANSWER_WAIT_S < PROBE_TIMEOUT_S
 
 
+def test_a_check_keeps_its_answer_where_no_body_and_no_program_can_fill_the_room() -> None:
+    """A full /tmp would make each check ask for a token."""
+    asking = {name: SERVICES[name] for name in OURS if "proxy" in SERVICES[name]["healthcheck"]["test"]}
+    assert {"proxy", "edge", "proxy-engine"} <= set(asking)
+    for service in asking.values():
+        folder = service["healthcheck"]["test"][7]
+        assert folder in {mount.partition(":")[0] for mount in service["tmpfs"]} - {"/tmp"}
+
+
 def test_every_program_has_the_time_that_it_takes_to_leave() -> None:
     last_words_s = ENGINE_STOP_TIMEOUT_S + CLOSE_TIMEOUT_S + 3 * INDEX_WRITE_TIMEOUT_S
     for name in OURS:

@@ -84,8 +84,9 @@ async def test_the_health_check_passes_the_edge_by_a_key_of_its_own(tmp_path: Pa
 
 
 def probe(edge: RunningEdge, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "prefixcache.probe", "proxy", edge.address, str(edge.run_dir / "probe-key")]
-    environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    paths = [str(folder), str(edge.run_dir / "probe-key")]
+    command = [sys.executable, "-P", "-m", "prefixcache.probe", "proxy", edge.address, *paths]
+    environment = {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
 
 

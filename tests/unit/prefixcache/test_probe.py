@@ -153,9 +153,10 @@ def test_a_server_that_trickles_is_given_up_in_time() -> None:
 def test_what_is_kept_survives_the_process(tmp_path: Path) -> None:
     path = str(tmp_path / "kept.json")
     assert read_kept(path) is None
-    kept = Kept(12.5, Finding(False, "why"))
-    write_kept(path, kept)
-    assert read_kept(path) == kept
+    for reason in ("a long reason, over which a short one is written", "why"):
+        kept = Kept(12.5, Finding(False, reason))
+        write_kept(path, kept)
+        assert read_kept(path) == kept
     assert [each.name for each in tmp_path.iterdir()] == ["kept.json"]
     Path(path).write_text("[1]")
     assert read_kept(path) is None
@@ -164,27 +165,34 @@ def test_what_is_kept_survives_the_process(tmp_path: Path) -> None:
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
-def test_exit_status_and_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_exit_status_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
     with server(WELL) as (proxy, asked):
         for _ in range(3):
-            assert main(["proxy", f"127.0.0.1:{proxy.port}", str(key)]) == 0
+            assert main(["proxy", f"127.0.0.1:{proxy.port}", str(tmp_path), str(key)]) == 0
         assert asked.paths == [READY, "/v1/models", CHAT, READY, READY]
     assert capsys.readouterr().out == "m answers\n" * 3
-    assert main(["proxy", f"127.0.0.1:{free_port()}"]) == 1
+    assert main(["proxy", f"127.0.0.1:{free_port()}", str(tmp_path)]) == 1
     assert "no answer: ConnectionRefusedError" in capsys.readouterr().out
+
+
+def test_who_serves_is_well_also_where_nothing_can_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with server(WELL) as (proxy, asked):
+        for _ in range(2):
+            assert main(["proxy", f"127.0.0.1:{proxy.port}", str(tmp_path / "absent")]) == 0
+    assert asked.paths == 2 * [READY, "/v1/models", CHAT], "each run asks"
+    assert capsys.readouterr().out.count("m answers; this is not kept: [Errno 2]") == 2
 
 
 WRONG: list[Callable[[Path], list[str]]] = [
     lambda _: [],
     lambda _: ["redis", "127.0.0.1:1"],
     lambda _: ["proxy", "127.0.0.1"],
-    lambda folder: ["proxy", "127.0.0.1:1", str(folder / "absent")],
-    lambda folder: ["proxy", "127.0.0.1:1", "a", "b"],
+    lambda folder: ["proxy", "127.0.0.1:1"],
+    lambda folder: ["worker", "127.0.0.1:1", str(folder)],
+    lambda folder: ["proxy", "127.0.0.1:1", str(folder), str(folder / "absent")],
+    lambda folder: ["proxy", "127.0.0.1:1", str(folder), "a", "b"],
 ]
 
 
