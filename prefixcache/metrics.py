@@ -204,6 +204,7 @@ class WorkerMetrics:
         self.identify(worker="", model="")
 
         self.loading = gauge("loading", "1 while the model loads: it takes no request yet")
+        self.serving = gauge("serving", "1 while it takes requests; 0: it loads, or it leaves")
         self.kv_cache_usage = Gauge(
             "prefixcache_kv_cache_usage", "Fraction of KV blocks held by running requests, 0 to 1", registry=registry
         )

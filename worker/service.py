@@ -113,6 +113,7 @@ async def serve(
         step_s=step_s,
         checks_integrity=checks_integrity,
     )
+    metrics.serving.set_function(lambda: engine.is_serving)
     server = Server(
         engine=engine,
         namespace=namespace,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge.metrics import EdgeMetrics
 from prefixcache.metrics import ProxyMetrics, WorkerMetrics
+from tests.support.promql import named
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 RULES = MONITORING / "alerts.yml"
-RULE_TESTS = MONITORING / "alerts.test.yml"
+RULE_TESTS = sorted((MONITORING / "tests").glob("*.yml"))
 PROMETHEUS = MONITORING / "prometheus.yml"
 PROVISIONING = MONITORING / "grafana" / "provisioning"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "prefixcache.json"
@@ -30,6 +32,7 @@ _SAMPLES = {
     "info": ("_info",),
 }
 OF_PROMETHEUS = {"up", "ALERTS"}
+FIRING = 'ALERTS{alertstate="firing"}'
 
 
 def read_yaml(path: Path) -> Any:
@@ -59,6 +62,40 @@ def rules() -> Sequence[Rule]:
         for group in read_yaml(RULES)["groups"]
         for rule in group["rules"]
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """At one alert, at one moment of a test of the rules."""
+
+    alert: str
+    fires: Sequence[Any]
+    """Each with `exp_labels` and `exp_annotations`."""
+    given: frozenset[str]
+    """Metrics of which the test has series."""
+    firing: frozenset[str] | None
+    """All alerts that fire at that moment, by the test's query for them; None if it has none."""
+
+
+def looks() -> Sequence[Look]:
+    """Of all tests of the rules."""
+    return [look for path in RULE_TESTS for group in read_yaml(path)["tests"] for look in _looks_of(group)]
+
+
+def _looks_of(group: Any) -> Iterator[Look]:
+    given = frozenset(selector.name for each in group["input_series"] for selector in named(each["series"]).selectors)
+    firing = {
+        query["eval_time"]: frozenset(re.findall(r'alertname="(\w+)"', str(query["exp_samples"])))
+        for query in group["promql_expr_test"]
+        if query["expr"] == FIRING
+    }
+    for look in group.get("alert_rule_test", []):
+        yield Look(
+            alert=look["alertname"],
+            fires=look["exp_alerts"],
+            given=given,
+            firing=firing.get(look["eval_time"]),
+        )
 
 
 def dashboard() -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]  # its types are a package of their own
 
-from tests.support.monitoring import MONITORING, PROMETHEUS, RULE_TESTS, RULES, dashboard_expressions, read_yaml
+from tests.support.monitoring import MONITORING, PROMETHEUS, RULE_TESTS, RULES, dashboard_expressions
 from tests.support.prometheus import missing
 
 TIMEOUT_S = 120.0
@@ -24,7 +24,11 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("check", "config", PROMETHEUS.name), ("check", "rules", RULES.name), ("test", "rules", RULE_TESTS.name)],
+    [
+        ("check", "config", PROMETHEUS.name),
+        ("check", "rules", RULES.name),
+        *(("test", "rules", f"tests/{each.name}") for each in RULE_TESTS),
+    ],
     ids=" ".join,
 )
 def test_is_what_prometheus_takes(arguments: tuple[str, ...]) -> None:
@@ -32,13 +36,17 @@ def test_is_what_prometheus_takes(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_rule_that_never_fires_fails_its_test(tmp_path: Path) -> None:
-    """The tests of the rules are not green whatever the rules say."""
-    (tmp_path / RULES.name).write_text(RULES.read_text(encoding="utf-8").replace("> 0.85", "> 8.5"), encoding="utf-8")
-    tests = read_yaml(RULE_TESTS)
-    tests["tests"] = [each for each in tests["tests"] if "RedisAlmostFull" in str(each)]
-    (tmp_path / RULE_TESTS.name).write_text(yaml.safe_dump(tests), encoding="utf-8")
-    done = promtool("test", "rules", str(tmp_path / RULE_TESTS.name))
+@pytest.mark.parametrize(("right", "wrong"), [("> 0.85", "> 8.5"), ("of its maxmemory", "of it"), ("> 0.85", "> 0.84")])
+def test_a_rule_that_is_wrong_fails_its_test(right: str, wrong: str, tmp_path: Path) -> None:
+    """One that never fires, or too soon, or says something else: its tests are not green whatever it says."""
+    rules = RULES.read_text(encoding="utf-8")
+    assert rules.count(right) == 1
+    (tmp_path / RULES.name).write_text(rules.replace(right, wrong), encoding="utf-8")
+    [tests] = [each for each in RULE_TESTS if each.name == "redis.yml"]
+    copy = tmp_path / "tests" / tests.name
+    copy.parent.mkdir()
+    copy.write_bytes(tests.read_bytes())
+    done = promtool("test", "rules", str(copy))
     assert done.returncode != 0 and "RedisAlmostFull" in done.stdout + done.stderr
 
 
