@@ -2,13 +2,15 @@
 
 EDGE_PROXIES         names of the proxies, HOST:PORT with commas between; a name may have many addresses
 EDGE_LISTEN          HOST:PORT, 0.0.0.0:8000 if absent
+EDGE_PUBLISHED       address on which clients find it, for its word on keys; that of EDGE_LISTEN if absent
 EDGE_METRICS_LISTEN  HOST:PORT of its own metrics, which nobody outside should reach; none if absent
+EDGE_CLIENTS         requests that it has in hand at once, 4096 if absent
 EDGE_RUN_DIR         folder for its configuration and process id, /run/edge if absent
-EDGE_TMP_DIR         folder for large bodies while they come in, /tmp if absent
+EDGE_TMP_DIR         folder for bodies over 16 KiB until their answers have ended, /tmp if absent
 EDGE_PROCESSES       processes of nginx, 2 if absent
 EDGE_NGINX           the program, `nginx` if absent
 API_KEYS             keys with commas between, one of which a client must show; none: everybody is served
-API_KEYS_FILE        a file with further ones, one a line or with commas between; need not exist
+API_KEYS_FILE        a file with further ones, one a line or with commas between; none: /dev/null, or absent
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge.api_keys import read_keys
 from prefixcache.errors import ConfigError
+from prefixcache.limits import EDGE_CLIENTS
 
-_KEY = re.compile(r"[A-Za-z0-9._~+/=-]{16,256}")
 _LISTEN = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z.*-]+):(\d{1,5})")
 _FOLDER = re.compile(r"/[A-Za-z0-9._/-]*")
+_MOST_CLIENTS = 65_535
+"""nginx counts them in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +42,11 @@ class Name:
 class EdgeConfig:
     proxies: tuple[Name, ...]
     listen: str
+    published: str
     run_dir: Path
     tmp_dir: Path
     num_processes: int
+    num_clients: int
     nginx: str
     metrics_listen: str | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -47,19 +54,26 @@ class EdgeConfig:
 
 def read_config(environment: Mapping[str, str]) -> EdgeConfig:
     """Raises ConfigError, without a key in its text."""
-    processes = environment.get("EDGE_PROCESSES", "") or "2"
-    if not processes.isdecimal() or not 1 <= int(processes) <= 64:
-        raise ConfigError(f"EDGE_PROCESSES is {processes!r}, not a number from 1 to 64")
+    listen = _listen("EDGE_LISTEN", environment.get("EDGE_LISTEN", "") or "0.0.0.0:8000")
     return EdgeConfig(
         proxies=_names(environment.get("EDGE_PROXIES", "")),
-        listen=_listen("EDGE_LISTEN", environment.get("EDGE_LISTEN", "") or "0.0.0.0:8000"),
+        listen=listen,
+        published=environment.get("EDGE_PUBLISHED", "") or listen.rpartition(":")[0],
         run_dir=_folder(environment, "EDGE_RUN_DIR", "/run/edge"),
         tmp_dir=_folder(environment, "EDGE_TMP_DIR", "/tmp"),
-        num_processes=int(processes),
+        num_processes=_number(environment, "EDGE_PROCESSES", default=2, most=64),
+        num_clients=_number(environment, "EDGE_CLIENTS", default=EDGE_CLIENTS, most=_MOST_CLIENTS),
         nginx=environment.get("EDGE_NGINX", "") or "nginx",
         metrics_listen=_listen("EDGE_METRICS_LISTEN", environment.get("EDGE_METRICS_LISTEN", "")) or None,
-        api_keys=_keys(environment.get("API_KEYS", ""), environment.get("API_KEYS_FILE", "")),
+        api_keys=read_keys(environment.get("API_KEYS", ""), environment.get("API_KEYS_FILE", "")),
     )
+
+
+def _number(environment: Mapping[str, str], name: str, *, default: int, most: int) -> int:
+    text = environment.get(name, "") or str(default)
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ConfigError(f"{name} is {text!r}, not a number from 1 to {most}")
+    return int(text)
 
 
 def _listen(name: str, text: str) -> str:
@@ -86,18 +100,3 @@ def _folder(environment: Mapping[str, str], name: str, default: str) -> Path:
     if not _FOLDER.fullmatch(text):
         raise ConfigError(f"{name} is {text!r}, not an absolute path of letters, digits and ._-")
     return Path(text)
-
-
-def _keys(listed: str, path: str) -> tuple[str, ...]:
-    try:
-        from_file = Path(path).read_text(encoding="utf-8") if path and Path(path).exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"API_KEYS_FILE: {path} cannot be read: {error}") from None
-    keys = [key for key in re.split(r"[,\s]+", f"{listed},{from_file}") if key]
-    for place, key in enumerate(keys, start=1):
-        if not _KEY.fullmatch(key):
-            raise ConfigError(
-                f"API key {place} of {len(keys)} has {len(key)} characters; "
-                "a key is 16 to 256 of the letters, the digits and ._~+/=-"
-            )
-    return tuple(dict.fromkeys(keys))

@@ -7,18 +7,21 @@ import os
 import signal
 from pathlib import Path
 
+from edge.error_log import open_log
 from prefixcache.cli.children import die_with_parent
 from prefixcache.errors import ConfigError
+from prefixcache.limits import CLOSE_TIMEOUT_S
 
 
 class Nginx:
-    """One for the life of the edge. Its output is the edge's own."""
+    """One for the life of the edge. Its output is the edge's own; its errors go through `error_log.py`."""
 
     def __init__(self, program: str, run_dir: Path) -> None:
         self._program = program
         self._path = run_dir / "nginx.conf"
         self._run_dir = run_dir
         self._process: asyncio.subprocess.Process | None = None
+        self._error_log: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -28,14 +31,18 @@ class Nginx:
     async def start(self, config: str) -> None:
         """Raises ConfigError if the program cannot be run."""
         self._write(config)
+        errors, self._error_log = await open_log()
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(self._program, "-p", str(self._run_dir), "-c", str(self._path), "-e", "stderr"),
+                stderr=errors,
                 process_group=0,  # Ctrl-C reaches the supervisor alone
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM),
             )
         except OSError as error:
             raise ConfigError(f"{self._program} cannot be run: {error}") from error
+        finally:
+            os.close(errors)
 
     def reload(self, config: str) -> None:
         """New connections get the new configuration; requests in hand end under the one they began with."""
@@ -56,6 +63,10 @@ class Nginx:
         except TimeoutError:
             self._signal(signal.SIGTERM)
             await self.ended()
+        assert self._error_log is not None
+        await asyncio.wait({self._error_log}, timeout=CLOSE_TIMEOUT_S)  # a master that was killed leaves processes
+        self._error_log.cancel()
+        await asyncio.gather(self._error_log, return_exceptions=True)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -6,82 +6,34 @@ What it promises:
 - Bytes pass on as they come, in both directions of a stream; a body is held until it is complete, as a retry needs it.
 - Every connection of a client ends with its answer. nginx closes those that wait for a next request whenever it takes a
   new list, and a request that was on its way would be lost.
+- Who shows no key is answered by his head alone: no body is read, and nothing is passed on. What passes without one are
+  /ready, by this very path whatever was written for it, and preflights. No more requests are in hand, and no larger
+  bodies in memory, than `capacity.py` says.
 - What the edge says itself has the shape of OpenAI's errors. Where no proxy answers it is 503 and Retry-After, not 502.
-- No line of the access log holds a query or a body.
+- No line of a log holds a query or a body.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from edge.address import Address
+from edge.capacity import Capacity
 from edge.config import EdgeConfig
 from edge.metrics import CONTENT_TYPE
+from edge.own_answers import NO_METRICS, NO_PROXY, locations, sent_to
 from prefixcache.limits import (
-    AWAY_RETRY_AFTER_S,
+    EDGE_ANSWER_BUFFER_BYTES,
+    EDGE_BODY_BUFFER_BYTES,
     EDGE_CONNECT_TIMEOUT_S,
     EDGE_GENERATION_S,
+    EDGE_HEADER_BUFFERS,
+    EDGE_HEADER_TIMEOUT_S,
     EDGE_READ_TIMEOUT_S,
     EDGE_TRIES,
     MAX_BODY_BYTES,
-)
-
-_OWN = "/.edge"
-"""Where the edge's own answers are; unknown to clients."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnAnswer:
-    """An error that the edge answers itself."""
-
-    status: int
-    message: str
-    kind: str = "invalid_request_error"
-    code: str | None = None
-    headers: tuple[str, ...] = ()
-
-    @property
-    def body(self) -> str:
-        error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
-        return json.dumps({"error": error})
-
-    @property
-    def returned(self) -> str:
-        headers = "".join(f"add_header {header} always; " for header in self.headers)
-        return f"default_type application/json; {headers}return {self.status} '{self.body}';"
-
-
-_NO_PROXY = OwnAnswer(
-    status=503,
-    message="no proxy answers, try again",
-    kind="server_error",
-    code="unavailable",
-    headers=(f"Retry-After {AWAY_RETRY_AFTER_S}",),
-)
-_ERRORS = {
-    400: OwnAnswer(status=400, message="the request is no valid HTTP"),
-    404: OwnAnswer(status=404, message="Invalid URL", code="unknown_url"),
-    408: OwnAnswer(status=408, message="the request took too long to arrive", code="request_timeout"),
-    413: OwnAnswer(status=413, message=f"the body is larger than {MAX_BODY_BYTES} bytes", code="request_too_large"),
-    414: OwnAnswer(status=414, message="the URL is too long", code="url_too_long"),
-    494: OwnAnswer(status=431, message="the headers are too long", code="headers_too_long"),
-    502: _NO_PROXY,
-    504: _NO_PROXY,  # one that lets a connection wait, too
-    500: OwnAnswer(status=500, message="internal error at the edge", kind="server_error", code="internal_error"),
-}
-_UNAUTHORIZED = OwnAnswer(
-    status=401,
-    message="an API key is needed: Authorization: Bearer KEY",
-    code="invalid_api_key",
-    headers=("WWW-Authenticate Bearer",),
-)
-_NO_METRICS = OwnAnswer(
-    status=404,
-    message="each proxy has metrics of its own: scrape all of them, not the edge",
-    code="unknown_url",
+    MAX_HEADER_LINE_BYTES,
 )
 
 _TEMPLATE = """\
@@ -90,14 +42,14 @@ worker_rlimit_nofile {num_files};
 worker_shutdown_timeout {generation_s}s;
 daemon off;
 pid {run_dir}/nginx.pid;
-error_log stderr warn;
+error_log stderr error;
 events {{ worker_connections {num_connections}; }}
 http {{
     log_format line '$time_iso8601 $remote_addr $method $path $status bytes=$body_bytes_sent '
                     'seconds=$request_time proxy="$upstream_addr" proxy_status="$upstream_status" '
-                    'id=$sent_http_x_request_id';
-    map $request $method {{ ~^(\\S+) $1; }}
-    map $request_uri $path {{ ~^([^?]*) $1; }}
+                    'id="$sent_http_x_request_id"';
+    map $request $method {{ default -; ~^([A-Z]+)\\s $1; }}
+    map $request_uri $path {{ default -; ~^([^?#]+) $1; }}
     map $path $is_logged {{ default 1; /ready 0; /health 0; }}
     access_log {log} line if=$is_logged;
     server_tokens off;
@@ -107,22 +59,37 @@ http {{
     fastcgi_temp_path {tmp_dir}/edge-fastcgi;
     uwsgi_temp_path {tmp_dir}/edge-uwsgi;
     scgi_temp_path {tmp_dir}/edge-scgi;
+    map $http_content_length:$http_transfer_encoding $has_body {{ default 1; : 0; 0: 0; }}
+    map $request_method $only_asks {{ default 0; GET 1; HEAD 1; }}
 {keys}{upstream}
+    limit_conn_zone all zone=in_hand:32k;
+    limit_conn_status 429;
+    limit_conn_log_level info;
     server {{
-        listen {listen} backlog=1024 so_keepalive=60s:10s:6;
+        # Each process has a queue of its own for new clients, so that none of them takes them all.
+        listen {listen} backlog=1024 so_keepalive=60s:10s:6 reuseport;
         keepalive_timeout 0;
-        client_header_timeout 30s;
+        client_header_timeout {header_timeout_s}s;
         client_body_timeout 60s;
         send_timeout 60s;
         tcp_nodelay on;
+        sendfile on;
         client_max_body_size {max_body_bytes};
-        client_body_buffer_size 1m;
-        large_client_header_buffers 8 16k;
+        client_body_buffer_size {body_buffer_bytes};
+        large_client_header_buffers {num_header_buffers} {header_line_bytes};
         merge_slashes off;
-{errors}
+{own_answers}
         location = /metrics {{ {no_metrics} }}
-        location = /ready {{ {passed} }}
-        location / {{ {key_check}{passed} }}
+        location = /ready {{
+            if ($only_asks = 0) {{ {only_get} }}
+            if ($has_body) {{ {no_body} }}
+            set $args "";
+            {ready}
+        }}
+        location / {{
+            {key_check}limit_conn in_hand {num_requests};
+            {passed}
+        }}
     }}
 {metrics}}}
 """
@@ -148,8 +115,8 @@ _UPSTREAM = """\
     proxy_set_header Host $host;
     proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
     proxy_buffering off;
-    proxy_buffer_size 16k;
-    proxy_buffers 8 16k;
+    proxy_buffer_size {answer_buffer_bytes};
+    proxy_buffers 8 {answer_buffer_bytes};
     proxy_request_buffering on;
     proxy_connect_timeout {connect_timeout_s}s;
     proxy_read_timeout {read_timeout_s}s;
@@ -161,13 +128,14 @@ _UPSTREAM = """\
 
 
 def nginx_config(
-    config: EdgeConfig, proxies: Sequence[Address], *, probe_key: str, num_files: int, log: str = "/dev/stdout"
+    config: EdgeConfig, proxies: Sequence[Address], room: Capacity, *, probe_key: str, log: str = "/dev/stdout"
 ) -> str:
-    """`num_files`: what a process may open, two for each request; `probe_key`: a further key, of the health check."""
+    """`probe_key`: a further key, of the health check."""
     return _TEMPLATE.format(
-        num_processes=config.num_processes,
-        num_files=num_files,
-        num_connections=num_files // 2,
+        num_processes=room.num_processes,
+        num_files=room.num_files,
+        num_connections=room.num_connections,
+        num_requests=room.num_requests,
         generation_s=EDGE_GENERATION_S,
         run_dir=config.run_dir,
         tmp_dir=config.tmp_dir,
@@ -175,12 +143,19 @@ def nginx_config(
         keys=_key_map(config.api_keys, probe_key),
         upstream=_upstream(proxies),
         listen=config.listen,
+        header_timeout_s=EDGE_HEADER_TIMEOUT_S,
         max_body_bytes=MAX_BODY_BYTES,
-        errors=_error_pages(),
-        no_metrics=_NO_METRICS.returned,
-        key_check=f"if ($has_key = 0) {{ rewrite ^ {_OWN}/401 last; }} " if config.api_keys else "",
+        body_buffer_bytes=EDGE_BODY_BUFFER_BYTES,
+        num_header_buffers=EDGE_HEADER_BUFFERS,
+        header_line_bytes=MAX_HEADER_LINE_BYTES,
+        own_answers=locations(),
+        no_metrics=NO_METRICS.directives,
+        only_get=sent_to("only-get"),
+        no_body=sent_to("no-body"),
+        key_check=f"if ($has_key = 0) {{ {sent_to('no-key')} }}\n            " if config.api_keys else "",
         metrics=_metrics(config),
-        passed="proxy_pass http://proxies;" if proxies else _NO_PROXY.returned,
+        passed="proxy_pass http://proxies;" if proxies else NO_PROXY.directives,
+        ready="proxy_pass http://proxies/ready;" if proxies else NO_PROXY.directives,
     )
 
 
@@ -202,31 +177,29 @@ def _upstream(proxies: Sequence[Address]) -> str:
         connect_timeout_s=EDGE_CONNECT_TIMEOUT_S,
         read_timeout_s=EDGE_READ_TIMEOUT_S,
         tries=EDGE_TRIES,
+        answer_buffer_bytes=EDGE_ANSWER_BUFFER_BYTES,
     )
 
 
 def _key_map(keys: Sequence[str], probe_key: str) -> str:
-    """Regular expressions, since plain strings of a map are compared without regard to case. A preflight has no key."""
+    """Regular expressions, since plain strings of a map are compared without regard to case.
+
+    A browser's preflight has no key, and no body.
+    """
     if not keys:
         return ""
-    lines = [f'        "~^[Bb]earer +{re.escape(key)}$" 1;' for key in (*keys, probe_key)]
+    lines = [f'        "~^[ \\t]*(?i:bearer)[ \\t]+{re.escape(key)}[ \\t]*$" 1;' for key in (*keys, probe_key)]
     return "\n".join(
         [
             "    map $http_authorization $knows_key {",
             "        default 0;",
             *lines,
             "    }",
-            "    map $request_method $has_key { default $knows_key; OPTIONS 1; }",
+            "    map $request_method:$has_body:$http_access_control_request_method:$http_origin $has_key {",
+            "        default $knows_key;",
+            '        "~^OPTIONS:0:[A-Z]+:." 1;',
+            "    }",
             '    proxy_set_header Authorization "";',
             "",
         ]
     )
-
-
-def _error_pages() -> str:
-    answers = {**_ERRORS, 401: _UNAUTHORIZED}
-    lines = [f"        error_page {status} = {_OWN}/{status};" for status in _ERRORS]
-    lines += [
-        f"        location = {_OWN}/{status} {{ internal; {answer.returned} }}" for status, answer in answers.items()
-    ]
-    return "\n".join(lines)

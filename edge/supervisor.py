@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from edge.address import Address
+from edge.capacity import Capacity
 from edge.config import EdgeConfig
 from edge.metrics import EdgeMetrics
 from edge.nginx import Nginx
@@ -23,18 +23,12 @@ from edge.roster import Roster, Word
 from prefixcache.limits import DRAIN_TIMEOUT_S, EDGE_LOOK_S
 
 _logger = logging.getLogger(__name__)
-_MOST_FILES = 65_536
-
-
-def num_files() -> int:
-    """What a process of nginx may open: as many as the system lets it, within reason."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
 
 
 @dataclass(slots=True, kw_only=True)
 class Supervisor:
     config: EdgeConfig
+    room: Capacity
     resolver: Resolver
     nginx: Nginx
     ask: Callable[[Address], Awaitable[Word]] = ask_ready
@@ -106,7 +100,7 @@ class Supervisor:
         part.replace(path)
 
     def _configuration(self) -> str:
-        return nginx_config(self.config, self.listed, probe_key=self._probe_key, num_files=num_files())
+        return nginx_config(self.config, self.listed, self.room, probe_key=self._probe_key)
 
     def _write_probe_key(self) -> None:
         """The health check of the container shows it: a client's keys need not be known there."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 # --- what a client may send -------------------------------------------------------------------------------
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Agent prompts pass aiohttp's default of 1 MiB daily."""
+MAX_HEADER_LINE_BYTES = 16 * 1024
+"""The request line, or one header: edge and proxy take the same, so that neither's word depends on the other."""
 MAX_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1_024
@@ -158,6 +160,16 @@ EDGE_READ_TIMEOUT_S = 3_600
 """Between two pieces of an answer; a prefill of any length has passed by then."""
 EDGE_GENERATION_S = 3_600
 """How long processes of an old list may keep their streams."""
+EDGE_CLIENTS = 4_096
+"""Requests in hand at once, unless told otherwise; a further one is told to come again."""
+EDGE_HEADER_BUFFERS = 2
+"""Of MAX_HEADER_LINE_BYTES, for the head of one request."""
+EDGE_HEADER_TIMEOUT_S = 10
+"""For the whole of a head: until then nobody knows who it is that takes the place."""
+EDGE_BODY_BUFFER_BYTES = 16 * 1024
+"""What is longer lies in EDGE_TMP_DIR. With the head and the piece of an answer it is what a client costs of memory:
+`edge/capacity.py` has the sum."""
+EDGE_ANSWER_BUFFER_BYTES = 16 * 1024
 
 # --- tokenizer --------------------------------------------------------------------------------------------
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024

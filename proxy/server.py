@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from prefixcache.errors import ConfigError, InvalidRequest
-from prefixcache.limits import LISTEN_BACKLOG, SHUTDOWN_CLOSE_S
+from prefixcache.limits import LISTEN_BACKLOG, MAX_HEADER_LINE_BYTES, SHUTDOWN_CLOSE_S
 from proxy.access_log import CLIENT_CLOSED_REQUEST
 from proxy.departure import Departure
 from proxy.error_answers import error_answer
@@ -69,7 +69,14 @@ async def serving(app: web.Application, departure: Departure, *, host: str, port
     handler_cancellation: a client that leaves cancels its handler at whatever it awaits, so that its request is
     aborted at the worker; aiohttp's default is to go on.
     """
-    runner = _Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_CLOSE_S)
+    runner = _Runner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_CLOSE_S,
+        max_line_size=MAX_HEADER_LINE_BYTES,
+        max_field_size=MAX_HEADER_LINE_BYTES,
+    )
     try:
         await runner.setup()  # What it opened before it failed is closed below, too.
         site = web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG)

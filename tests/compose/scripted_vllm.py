@@ -89,6 +89,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
 
     def do_POST(self) -> None:
+        if self.path == "/sleep":
+            self._send(b"", "text/plain")
+            return
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt = json.dumps(asked["messages"]) if "messages" in asked else str(asked["prompt"])
         num_tokens, cached = self.engine.take(prompt)

@@ -1,6 +1,6 @@
 """The profiles of engines: `vllm` with a scripted engine in the place of vLLM's image, `gpu` as far as it is defined.
 
-    client ──► proxy-engine (ENGINE_PORT) ──► vllm (scripted)      Prometheus scrapes both
+    client ──► edge-engine (ENGINE_PORT) ──► proxy-engine ──► vllm (scripted)      Prometheus scrapes all three
 
 The tests of `vllm` share one stack and stand in order.
 """
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 import openai
 import pytest
 
+from prefixcache.limits import AWAY_RETRY_AFTER_S
 from tests.support.compose import ROOT, ComposeStack, removed_afterwards, stack_of, why_not
 from tests.support.ports import free_port
 from tests.support.prometheus import Prometheus
@@ -25,6 +29,7 @@ from tests.support.waiting import eventually
 
 SCRIPTED = ROOT / "tests" / "compose" / "scripted_vllm.yml"
 MODEL = "scripted/model"
+KEY = secrets.token_hex(24)
 SYSTEM_PROMPT = "You answer with numbers and nothing else, whatever you are asked. " * 30
 SOON_S = 60.0
 UP_S = 120.0
@@ -34,22 +39,31 @@ UP_S = 120.0
 class Served:
     stack: ComposeStack
     url: str
-    """Of proxy-engine."""
+    """Of edge-engine."""
     prometheus: Prometheus
     gate: Path
     """The engine loads until this file is there."""
 
     def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", timeout=SOON_S, max_retries=0)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, timeout=SOON_S, max_retries=0)
 
 
 @pytest.fixture(scope="module")
 def served(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Redis, the engine, its proxy and Prometheus, and none of the other services; not started yet."""
+    """Redis, the engine, its proxy and edge, and Prometheus, and none of the other services; not started yet."""
     folder = tmp_path_factory.mktemp("gate")
     folder.chmod(0o755)
+    keys = folder / "keys"
+    keys.write_text(f"{KEY}\n")
+    keys.chmod(0o644)
     ports = {"ENGINE_PORT": free_port(), "PROMETHEUS_PORT": free_port()}
-    environment = {"GATE": str(folder), "VLLM_MODEL": MODEL, "MONITORING_BIND": "127.0.0.1"}
+    environment = {
+        "GATE": str(folder),
+        "VLLM_MODEL": MODEL,
+        "MONITORING_BIND": "127.0.0.1",
+        "API_KEYS_FILE": str(keys),
+        "EDGE_BODIES": "1m",
+    }
     stack = stack_of(
         "vllm",
         files=[SCRIPTED],
@@ -70,7 +84,7 @@ def messages(question: str) -> Any:
 
 
 async def test_asks_to_come_again_until_the_engine_has_loaded_and_then_answers(served: Served) -> None:
-    up = served.stack.begin("up", "--detach", "--no-build", "--wait", "proxy-engine", "prometheus")
+    up = served.stack.begin("up", "--detach", "--no-build", "--wait", "edge-engine", "prometheus")
     try:
         async with served.client() as client:
             refused: list[openai.APIStatusError] = []
@@ -92,7 +106,8 @@ async def test_asks_to_come_again_until_the_engine_has_loaded_and_then_answers(s
         assert up.returncode == 0, output
     finally:
         up.kill()
-    assert {each.service for each in served.stack.containers()} == {"redis", "vllm", "proxy-engine", "prometheus"}
+    running = {each.service for each in served.stack.containers()}
+    assert running == {"redis", "vllm", "proxy-engine", "edge-engine", "prometheus"}
     async with served.client() as client:
         answer = await client.chat.completions.create(model=MODEL, messages=messages("Count."))
     assert answer.choices[0].message.content == "one two three four"
@@ -114,7 +129,41 @@ async def test_the_second_prompt_is_cached_and_counted_as_such(served: Served) -
     assert (usage.prompt_tokens_details.cached_tokens or 0) > 0.8 * usage.prompt_tokens
 
 
-async def test_engine_and_proxy_are_scraped_and_no_worker_is_missed(served: Served) -> None:
+def status_of(url: str, *, key: str | None = None, body: bytes | None = None) -> tuple[int, str | None]:
+    """And its Retry-After."""
+    request = urllib.request.Request(url, body, {"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=SOON_S) as answer:
+            return answer.status, None
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["Retry-After"]
+
+
+async def test_keys_stand_before_every_path_of_the_engine(served: Served) -> None:
+    async def status(path: str, **more: Any) -> int:
+        return (await asyncio.to_thread(status_of, served.url + path, **more))[0]
+
+    assert await status("/ready") == 200
+    for path in ("/v1/models", "/health", "/sleep", "/sleep/../ready/", "//ready"):
+        assert await status(path) == await status(path, key=KEY[:-1]) == 401, path
+    assert await status("/v1/models", key=KEY) == 200
+    assert await status("/sleep", body=b"") == 401
+    assert await status("/sleep", key=KEY, body=b"") == 200, "of the engine's own paths none is left out"
+    published = {each.service: each.inspected["HostConfig"]["PortBindings"] for each in served.stack.containers()}
+    assert {service for service, ports in published.items() if ports} == {"edge-engine", "prometheus"}
+
+
+async def test_where_bodies_find_no_room_a_client_is_told_to_come_again(served: Served) -> None:
+    large = json.dumps({"model": MODEL, "messages": messages("x" * 2_000_000)}).encode()
+    found = await asyncio.to_thread(status_of, f"{served.url}/v1/chat/completions", key=KEY, body=large)
+    assert found == (503, str(AWAY_RETRY_AFTER_S))
+    async with served.client() as client:
+        answer = await client.chat.completions.create(model=MODEL, messages=messages("Small enough?"))
+    assert answer.choices[0].message.content == "one two three four"
+
+
+async def test_edge_engine_and_proxy_are_scraped_and_no_worker_is_missed(served: Served) -> None:
     def value(expression: str) -> float:
         return sum(each.value for each in served.prometheus.query(expression))
 
@@ -123,6 +172,7 @@ async def test_engine_and_proxy_are_scraped_and_no_worker_is_missed(served: Serv
             return (
                 value('up{job="engine", service="vllm"}') == 1
                 and value('up{job="proxy", service="proxy-engine"}') == 1
+                and value('up{job="edge", service="edge-engine"}') == 1
                 and value("prefixcache_engine_up") == 1
                 and value(f'prefixcache_cached_tokens_total{{model="{MODEL}"}}') > 0
             )

@@ -69,6 +69,19 @@ class RunningEdge:
         (master,) = psutil.Process(self.process.pid).children()
         return master
 
+    def nginx_rss_bytes(self) -> int:
+        """Of all its processes."""
+        master = self.nginx_master()
+        return sum(each.memory_info().rss for each in (master, *master.children()))
+
+    def num_open_bodies(self) -> int:
+        """Files of bodies that are on their way, or whose requests are in hand."""
+        return sum(
+            "/edge-bodies/" in os.readlink(entry)
+            for each in self.nginx_master().children()
+            for entry in Path(f"/proc/{each.pid}/fd").iterdir()
+        )
+
     def _ages_s(self, title: str) -> list[float]:
         """Of nginx's processes with this title; those of an old list have another one."""
         found = []

@@ -32,7 +32,9 @@ ENVIRONMENT = ROOT / ".env.example"
 README = ROOT / "deploy" / "README.md"
 PROGRAMS = {"proxy": proxy.__main__.main, "worker": worker.__main__.main, "up": up}
 SERVICES = services()
-OURS = ("worker", "proxy", "edge", "worker-gpu", "proxy-engine")
+OURS = ("worker", "proxy", "edge", "worker-gpu", "proxy-engine", "edge-engine")
+EDGES = {"edge": "proxy", "edge-engine": "proxy-engine"}
+"""And whom each of them stands before."""
 STOCK_ROOT = ("vllm",)
 """Whose image is stock and runs as root in a root that it writes to."""
 
@@ -96,10 +98,27 @@ def test_every_container_is_hardened_and_bounded() -> None:
 
 def test_only_edges_and_panels_are_published_and_only_to_this_machine() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert {"edge", "proxy-engine"} <= set(published)
-    assert set(published) <= {"edge", "proxy-engine", "prometheus", "grafana"}
+    assert set(published) == {*EDGES, "prometheus", "grafana"}
     for ports in published.values():
         assert len(ports) == 1 and re.fullmatch(r"127\.0\.0\.1:\d+:\d+", ports[0])
+
+
+def test_every_edge_holds_the_same_keys_before_proxies_of_its_own() -> None:
+    for name, before in EDGES.items():
+        environment = dict(SERVICES[name]["environment"])
+        assert environment.pop("EDGE_PROXIES") == f"{before}:8000"
+        assert {"API_KEYS", "API_KEYS_FILE"} <= set(environment)
+        assert environment["EDGE_PUBLISHED"] == SERVICES[name]["ports"][0].partition(":")[0]
+        for key in ("image", "volumes", "tmpfs", "sysctls", "deploy", "healthcheck"):
+            assert SERVICES[name][key] == SERVICES["edge"][key], (name, key)
+        others = {key: value for key, value in SERVICES["edge"]["environment"].items() if key != "EDGE_PROXIES"}
+        assert environment == others, name
+
+
+def test_a_file_of_keys_that_is_missing_is_not_made_a_folder() -> None:
+    (mounted,) = SERVICES["edge"]["volumes"]
+    assert mounted["target"] == SERVICES["edge"]["environment"]["API_KEYS_FILE"]
+    assert mounted["read_only"] and mounted["bind"] == {"create_host_path": False}
 
 
 def test_services_start_after_redis_and_wait_for_no_model() -> None:
@@ -109,7 +128,7 @@ def test_services_start_after_redis_and_wait_for_no_model() -> None:
     assert "depends_on" not in SERVICES["redis"]
     assert needs("worker") == needs("worker-gpu") == {"redis": "service_healthy"}
     assert needs("proxy") == {"redis": "service_healthy", "worker": "service_started"}
-    assert needs("edge") == {"proxy": "service_started"}
+    assert {name: needs(name) for name in EDGES} == {name: {other: "service_started"} for name, other in EDGES.items()}
     assert needs("proxy-engine") == {"redis": "service_healthy", "vllm": "service_started"}
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.support.answer_bytes import json_answer
 from tests.support.edge import ROOT, RunningEdge, needs_nginx, running_edge
 from tests.support.edge_proxies import scripted_proxy
+from tests.support.raw_http import raw_connection
 from tests.support.scripted_engine import ReceivedRequest, Step
 
 pytestmark = needs_nginx
@@ -29,7 +30,8 @@ async def test_only_who_shows_a_key_is_served(tmp_path: Path) -> None:
 
             async def status(authorization: str | None, *, method: str = "POST", path: str = CHAT) -> int:
                 headers = {} if authorization is None else {"Authorization": authorization}
-                async with session.request(method, edge.url + path, headers=headers, data=b"{}") as answer:
+                data = b"{}" if method == "POST" else None
+                async with session.request(method, edge.url + path, headers=headers, data=data) as answer:
                     if answer.status == 401:
                         assert (await answer.json())["error"]["code"] == "invalid_api_key"
                         assert answer.headers["WWW-Authenticate"] == "Bearer"
@@ -49,11 +51,42 @@ async def test_only_who_shows_a_key_is_served(tmp_path: Path) -> None:
             assert not proxy.asked
             for right in (KEY, KEY_IN_FILE, "0123456789abcdef"):
                 assert await status(f"Bearer {right}") == 200
+            for scheme in ("bearer ", "BEARER  ", "Bearer\t", "\tbEaReR \t"):
+                assert await status(f"{scheme}{KEY}\t ") == 200, scheme
             assert {request.header("authorization") for request in proxy.asked} == {None}
             assert await status(None, method="GET", path="/ready") == 200, "balancers ask without a key"
-            assert await status(None, method="OPTIONS") == 200, "a browser's preflight has none"
         assert not edge.said("sk-Letters|another-key")
+        assert edge.said("INFO edge: 3 API keys: ")
         assert (edge.run_dir / "nginx.conf").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_served"),
+    [
+        ("Origin: http://a.page\r\nAccess-Control-Request-Method: POST\r\n", True),
+        ("Origin: http://a.page\r\nAccess-Control-Request-Method: POST\r\nContent-Length: 0\r\n", True),
+        ("Origin: http://a.page\r\nAccess-Control-Request-Method: POST\r\nContent-Length: 1\r\n", False),
+        ("Origin: http://a.page\r\nAccess-Control-Request-Method: POST\r\nTransfer-Encoding: chunked\r\n", False),
+        ("Origin: http://a.page\r\n", False),
+        ("Access-Control-Request-Method: POST\r\n", False),
+        ("", False),
+    ],
+)
+async def test_a_browsers_preflight_has_no_key_and_no_body(tmp_path: Path, headers: str, is_served: bool) -> None:
+    async with scripted_proxy() as proxy, running_edge(tmp_path, [proxy.port], environment={"API_KEYS": KEY}) as edge:
+        async with raw_connection(edge.port) as client:
+            client.send(f"OPTIONS {CHAT} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
+            assert (await client.head())[0] == (200 if is_served else 401)
+        assert [request.method for request in proxy.asked] == ["OPTIONS"] * is_served
+
+
+async def test_who_shows_no_key_is_answered_before_his_body_is_read(tmp_path: Path) -> None:
+    async with scripted_proxy() as proxy, running_edge(tmp_path, [proxy.port], environment={"API_KEYS": KEY}) as edge:
+        for more in ("Content-Length: 1000000\r\n", "Transfer-Encoding: chunked\r\n"):
+            async with raw_connection(edge.port) as client:
+                client.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
+                assert (await client.head())[0] == 401
+        assert not proxy.asked
 
 
 async def test_without_keys_authorization_is_the_proxys(tmp_path: Path) -> None:
@@ -61,6 +94,7 @@ async def test_without_keys_authorization_is_the_proxys(tmp_path: Path) -> None:
         async with aiohttp.ClientSession() as session:
             await session.post(edge.url + CHAT, headers={"Authorization": "Bearer theirs"}, data=b"{}")
         assert proxy.asked[0].header("authorization") == "Bearer theirs"
+        assert edge.said("INFO edge: no API key: everybody on this machine is served")
 
 
 @pytest.mark.parametrize("keys", ["", KEY])
@@ -95,3 +129,18 @@ async def test_a_key_that_is_too_short_is_refused_and_not_shown(tmp_path: Path) 
         async with running_edge(tmp_path, [1], environment={"API_KEYS": f"{KEY},short"}):
             pass
     assert "short" not in (tmp_path / "edge.log").read_text()
+
+
+async def test_a_setting_without_a_key_in_it_starts_nothing(tmp_path: Path) -> None:
+    for environment, words in (
+        ({"API_KEYS": " ,"}, "error: API_KEYS holds no key"),
+        ({"API_KEYS_FILE": str(tmp_path)}, "error: API_KEYS_FILE: .* is a folder"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            async with running_edge(tmp_path, [1], environment=environment):
+                pass
+
+
+async def test_serving_everybody_beyond_this_machine_is_warned_of(tmp_path: Path) -> None:
+    async with running_edge(tmp_path, [1], environment={"EDGE_PUBLISHED": "0.0.0.0"}) as edge:
+        assert edge.said("WARNING edge: no API key: everybody who reaches 0.0.0.0 is served")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixcache.limits import MAX_BODY_BYTES
+from prefixcache.limits import MAX_BODY_BYTES, MAX_HEADER_LINE_BYTES
 from tests.support.fake_worker import FakeWorker, says, token_ids
 from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import body, running_proxy
@@ -162,6 +162,19 @@ async def test_paths_and_methods(store: MemoryStore, method: str, path: str, sta
         assert _error(answer.content)["type"] == "invalid_request_error"
         assert len(answer.headers["x-request-id"]) == 32
         assert ("allow" in answer.headers) == (status == 405)
+
+
+async def test_lines_of_a_head_are_as_long_as_the_edge_lets_them_be(store: MemoryStore) -> None:
+    fits = "a" * (MAX_HEADER_LINE_BYTES - 100)
+    async with running_proxy(store) as proxy:
+        for path, header, status in (
+            (f"/v1/models?{fits}", fits, 200),
+            (f"/v1/models?{fits}{'a' * 100}", "a", 400),
+            ("/v1/models", f"{fits}{'a' * 101}", 400),
+        ):
+            async with raw_connection(proxy.port) as connection:
+                connection.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nA: {header}\r\n\r\n".encode())
+                assert (await connection.head())[0] == status
 
 
 async def test_without_any_worker_it_is_503_not_404(store: MemoryStore) -> None:

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from edge.address import Address
+from edge.capacity import capacity
 from edge.config import EdgeConfig, Name
 from edge.nginx_config import nginx_config
-from prefixcache.limits import EDGE_READ_TIMEOUT_S, EDGE_TRIES, MAX_BODY_BYTES
+from prefixcache.limits import (
+    EDGE_BODY_BUFFER_BYTES,
+    EDGE_HEADER_BUFFERS,
+    EDGE_READ_TIMEOUT_S,
+    EDGE_TRIES,
+    MAX_BODY_BYTES,
+    MAX_HEADER_LINE_BYTES,
+)
 
 ONE, SIX = Address("10.0.0.1", 8000), Address("fd00::1", 8000)
 KEY = "sk-a.b+c/d=0123456"
+NUM_CLIENTS = 300
+ROOM = capacity(num_clients=NUM_CLIENTS, num_processes=3, num_files=1_000)
 
 
-def config_text(*proxies: Address, api_keys: tuple[str, ...] = (), num_files: int = 1_000) -> str:
+def config_text(*proxies: Address, api_keys: tuple[str, ...] = ()) -> str:
     config = EdgeConfig(
         proxies=(Name(host="proxy", port=8000),),
         listen="0.0.0.0:8000",
+        published="0.0.0.0",
         run_dir=Path("/run/edge"),
         tmp_dir=Path("/tmp"),
         num_processes=3,
+        num_clients=NUM_CLIENTS,
         nginx="nginx",
         api_keys=api_keys,
     )
-    return nginx_config(config, proxies, probe_key="the-probes-own-key", num_files=num_files)
+    return nginx_config(config, proxies, ROOM, probe_key="the-probes-own-key")
 
 
 def directives(text: str, name: str) -> list[str]:
@@ -63,31 +74,41 @@ def test_without_a_proxy_it_answers_by_itself() -> None:
     assert text.count("return 503") >= 3
 
 
-def test_files_and_processes() -> None:
-    text = config_text(ONE, num_files=500)
-    assert directives(text, "worker_rlimit_nofile") == ["500"]
-    assert "worker_connections 250;" in text, "one to the client and one to the proxy"
+def test_files_processes_and_what_clients_may_hold() -> None:
+    text = config_text(ONE)
+    assert directives(text, "worker_rlimit_nofile") == ["1000"]
+    assert f"worker_connections {ROOM.num_connections};" in text
     assert directives(text, "worker_processes") == ["3"]
+    assert directives(text, "limit_conn") == [f"in_hand {NUM_CLIENTS}"]
+    assert directives(text, "client_body_buffer_size") == [str(EDGE_BODY_BUFFER_BYTES)]
+    assert directives(text, "large_client_header_buffers") == [f"{EDGE_HEADER_BUFFERS} {MAX_HEADER_LINE_BYTES}"]
+    (listens,) = directives(text, "listen")
+    assert "reuseport" in listens, "else one process may take all clients, and has no connection left to a proxy"
 
 
 @pytest.mark.parametrize("proxies", [(), (ONE,)])
 @pytest.mark.parametrize("keys", [(), (KEY,)])
-def test_every_own_answer_is_json_in_openais_shape(proxies: tuple[Address, ...], keys: tuple[str, ...]) -> None:
+def test_only_ready_and_metrics_pass_without_a_key(proxies: tuple[Address, ...], keys: tuple[str, ...]) -> None:
     text = config_text(*proxies, api_keys=keys)
-    bodies = re.findall(r"return (\d+) '([^']*)';", text)
-    assert {int(status) for status, _ in bodies} == {400, 401, 404, 408, 413, 414, 431, 500, 503}
-    for _status, body in bodies:
-        assert "$" not in body, "nginx would take it for a variable"
-        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+    places = dict(re.findall(r"^        location (= /[a-z]+|/) \{(.*?)\}$", text, re.MULTILINE | re.DOTALL))
+    others = set(re.findall(r"^ *location (.+?) \{", text, re.MULTILINE)) - set(places)
+    assert set(places) == {"= /metrics", "= /ready", "/"}
+    assert all(place.startswith("= /.edge/") for place in others), "which are internal"
+    assert text.count("internal;") == len(others)
+    assert ("$has_key" in places["/"]) is bool(keys)
+    if proxies:
+        assert "proxy_pass http://proxies/ready;" in text, "and not what a client wrote for it"
 
 
 def test_keys_are_compared_to_the_letter_and_taken_literally() -> None:
     text = config_text(ONE, api_keys=(KEY,))
-    patterns = re.findall(r'^ *"~(\S.*)" 1;$', text, re.MULTILINE)
+    patterns = re.findall(r'^ *"~(\^\[ .*)" 1;$', text, re.MULTILINE)
     assert len(patterns) == 2, "the probe's own beside the client's"
     of_client = re.compile(patterns[0])
-    assert of_client.search(f"Bearer {KEY}") and of_client.search(f"bearer {KEY}")
-    for wrong in (f"Bearer {KEY.upper()}", f"Bearer {KEY}x", f"xBearer {KEY}", "Bearer sk-axb+c/d=0123456"):
-        assert not of_client.search(wrong)
+    for right in (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER\t {KEY}\t", f" Bearer {KEY} "):
+        assert of_client.search(right), right
+    for wrong in (f"Bearer {KEY.upper()}", f"Bearer {KEY}x", f"xBearer {KEY}", f"Bearer{KEY}", f"Bearer {KEY} {KEY}"):
+        assert not of_client.search(wrong), wrong
+    assert not of_client.search("Bearer sk-axb+c/d=0123456")
     assert 'proxy_set_header Authorization "";' in text
     assert "map $http_authorization" not in config_text(ONE)
