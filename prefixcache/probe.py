@@ -165,7 +165,7 @@ def main(arguments: list[str]) -> int:
     try:
         kind, address, *paths = arguments
         host, _, port = address.rpartition(":")
-        check = {"worker": _worker_check, "proxy": _proxy_check}[kind](Server(host, int(port)), *paths)
+        check = _CHECKS[kind](Server(host, int(port)), *paths)
     except (ValueError, KeyError, TypeError, OSError) as error:
         print(f"{_USAGE}\n{error!r}")
         return 2
@@ -199,6 +199,9 @@ def _check_and_keep(server: Server, path: str) -> Finding:
     except OSError as error:
         return finding._replace(reason=f"{finding.reason}; this is not kept: {error}")
     return finding
+
+
+_CHECKS: dict[str, Callable[..., Callable[[], Finding]]] = {"worker": _worker_check, "proxy": _proxy_check}
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from prefixcache.errors import IndexUnavailable
 from prefixcache.hashing import new_secret
+from prefixcache.index import scripts
 from prefixcache.index.base import PrefixIndex
 from prefixcache.index.hot_client import HotClient
 from prefixcache.index.keys import DEFAULT_KEY_PREFIX, NamespaceKeys, check_key_prefix, secret_key
@@ -28,6 +28,10 @@ class RedisMemory:
     used_bytes: int
     limit_bytes: int
     """Beyond it writes are refused; 0: there is none."""
+
+    @property
+    def is_full(self) -> bool:
+        return 0 < self.limit_bytes <= self.used_bytes
 
 
 class RedisStore:
@@ -86,14 +90,14 @@ class RedisStore:
         """
         candidate = configured or new_secret()
         key = secret_key(self._key_prefix)
-        # Read first: a server that is full, or a replica, takes no write and knows it all the same.
+        # Read first: a replica takes no write and knows it all the same.
         standing = await self._client.command("GET", key, deadline_s=INDEX_WRITE_TIMEOUT_S)
         if standing is None:
-            _, standing = await self._client.commands(
-                [("SET", key, candidate, "NX"), ("GET", key)], deadline_s=INDEX_WRITE_TIMEOUT_S
+            standing = await self._client.run(
+                scripts.WRITE, key, "SET", candidate, "NX", "GET", deadline_s=INDEX_WRITE_TIMEOUT_S
             )
         if standing is None:
-            raise IndexUnavailable(f"Redis at {self._client.place} lost the deployment secret while it was read")
+            standing = candidate
         if configured is not None and standing != configured:
             logger.warning(
                 "Redis at %s holds another deployment secret than the one given: using it", self._client.place

@@ -87,6 +87,7 @@ LOG = web.AppKey("log", QuietLog)
 PROXY_ID = web.AppKey("proxy_id", str)
 """Of this process: it writes its load and its pending claims under it."""
 STORE: web.AppKey[Store] = web.AppKey("store")
+REDIS_MEMORY = web.AppKey("redis_memory", RedisMemoryWatch)
 EXECUTOR: web.AppKey[Executor] = web.AppKey("executor")
 TOKENIZERS = web.AppKey("tokenizers", Tokenizers)
 SECRET = web.AppKey("secret", DeploymentSecret)
@@ -162,7 +163,8 @@ async def _store(app: web.Application) -> AsyncIterator[None]:
     async with app[PARTS].open_store() as store:
         app[STORE] = store
         app[BOOKS].metrics.index_available.set_function(lambda: store.index_available)
-        async with _running(RedisMemoryWatch(store, app[BOOKS].metrics).run()):
+        app[REDIS_MEMORY] = RedisMemoryWatch(store, app[BOOKS].metrics, app[LOG])
+        async with _running(app[REDIS_MEMORY].run()):
             yield
 
 
@@ -266,7 +268,14 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         threads=reader,
     )
     app[HEALTH] = HealthHandlers(
-        app[STORE], app[FLEET], engines, app[LOADS], app[DEPARTURE], has_redis=app[PARTS].has_redis
+        store=app[STORE],
+        redis_memory=app[REDIS_MEMORY],
+        secret=app[SECRET],
+        fleet=app[FLEET],
+        engines=engines,
+        loads=app[LOADS],
+        departure=app[DEPARTURE],
+        has_redis=app[PARTS].has_redis,
     )
     app[REPORTS] = ReportHandlers(served, books.metrics, books.stats)
     yield

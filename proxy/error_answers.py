@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -58,8 +59,12 @@ def error_code(error: Exception) -> str:
 
 def error_answer(error: Exception) -> web.Response:
     status, envelope = described(error)
-    headers = {"Retry-After": str(error.retry_after_s or RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
-    return json_answer(envelope, status=status, headers=headers)
+    return json_answer(envelope, status=status, headers=retry_headers(error))
+
+
+def retry_headers(error: Exception) -> Mapping[str, str] | None:
+    """When to come again, of what may be otherwise then."""
+    return {"Retry-After": str(error.retry_after_s or RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
 
 
 @web.middleware

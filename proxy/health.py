@@ -13,10 +13,12 @@ from prefixcache.errors import Unavailable
 from proxy.departure import Departure, shutting_down
 from proxy.engines.engine_fleet import EngineFleet
 from proxy.engines.engine_link import EngineLink
-from proxy.error_answers import ErrorBody, described
+from proxy.error_answers import ErrorBody, described, retry_headers
 from proxy.fleet import Fleet
 from proxy.json_answers import json_answer
 from proxy.load_table import LoadTable
+from proxy.redis_memory import RedisMemoryWatch
+from proxy.secret import DeploymentSecret
 from proxy.store import Store
 from proxy.worker_link import WorkerLink
 
@@ -26,6 +28,10 @@ class RedisHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the last read of the registry was answered."""
     last_answer_s: float | None
     """Seconds since the registry last answered; null if it never did."""
+    memory_full: bool | None
+    """It has used up its maxmemory: who is there is still known, what they hold from now on is not. Null: not known."""
+    secret_known: bool
+    """Whether it told or took the deployment secret since the start: until then this proxy is not ready."""
 
 
 class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,15 +95,19 @@ class HealthHandlers:
 
     def __init__(
         self,
+        *,
         store: Store,
+        redis_memory: RedisMemoryWatch,
+        secret: DeploymentSecret,
         fleet: Fleet,
         engines: EngineFleet,
         loads: LoadTable,
         departure: Departure,
-        *,
-        has_redis: bool = True,
+        has_redis: bool,
     ) -> None:
         self._store = store
+        self._redis_memory = redis_memory
+        self._secret = secret
         self._fleet = fleet
         self._engines = engines
         self._loads = loads
@@ -121,22 +131,29 @@ class HealthHandlers:
         """200 if at least one worker or engine can take a request and the proxy stays, else 503."""
         num_workers, num_engines = self._fleet.num_ready, self._engines.num_up
         engines_ready = num_engines if self._engines.links else msgspec.UNSET
-        if self._departure.is_leaving:
-            error = shutting_down()
-        elif num_workers or num_engines:
+        if (error := self._unready(num_workers + num_engines)) is None:
             return json_answer(Readiness(workers_ready=num_workers, engines_ready=engines_ready))
-        else:
-            nobody = "no engine is up and no worker is ready" if self._engines.links else "no worker is ready"
-            error = Unavailable(nobody)
         status, envelope = described(error)
         readiness = Readiness(workers_ready=num_workers, engines_ready=engines_ready, error=envelope.error)
-        return json_answer(readiness, status=status)
+        return json_answer(readiness, status=status, headers=retry_headers(error))
+
+    def _unready(self, num_ready: int) -> Unavailable | None:
+        """Why no request is served."""
+        if self._departure.is_leaving:
+            return shutting_down()
+        if (unknown := self._secret.unknown) is not None:
+            return unknown
+        if num_ready:
+            return None
+        return Unavailable("no engine is up and no worker is ready" if self._engines.links else "no worker is ready")
 
     def _redis(self) -> RedisHealth:
         read_at = self._fleet.registry_read_at
         return RedisHealth(
             reachable=self._fleet.registry_reachable,
             last_answer_s=round(time.monotonic() - read_at, 3) if read_at is not None else None,
+            memory_full=self._redis_memory.is_full,
+            secret_known=self._secret.unknown is None,
         )
 
     def _worker(self, link: WorkerLink) -> WorkerHealth:

@@ -24,10 +24,15 @@ class DeploymentSecret:
         self._seed: int | None = None
 
     @property
+    def unknown(self) -> Unavailable | None:
+        """Why no prompt can be taken yet; None once the store told or took a secret."""
+        return _unknown() if self._seed is None else None
+
+    @property
     def seed(self) -> int:
-        """Raises Unavailable until the store was reached once."""
+        """Raises Unavailable while it is not known."""
         if self._seed is None:
-            raise Unavailable("the deployment secret is not known yet: Redis has not answered since the start")
+            raise _unknown()
         return self._seed
 
     async def run(self) -> None:
@@ -37,7 +42,11 @@ class DeploymentSecret:
                 self._secret = await self._store.deployment_secret(self._secret)
                 self._seed = seed_of(self._secret)
             except IndexUnavailable as error:
-                self._log.warning("secret", "the deployment secret could not be read: %s", error)
+                self._log.warning("secret", "the deployment secret could not be read or written: %s", error)
             except Exception:
                 _logger.exception("reading the deployment secret failed")
             await asyncio.sleep(SECRET_READ_S if self._seed is not None else RECONNECT_MOST_S / 4)
+
+
+def _unknown() -> Unavailable:
+    return Unavailable("the deployment secret is not known yet: Redis neither told nor took one since the start")

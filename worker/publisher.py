@@ -293,6 +293,6 @@ class Publisher:
         if bool(self._failing) == was_failing:
             return
         if error is None:
-            logger.info("the index answers again")
+            logger.info("the index takes everything again")
         else:
-            logger.warning("the index does not answer: %s", error)
+            logger.warning("the index does not take everything: %s", error)

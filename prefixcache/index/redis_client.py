@@ -25,6 +25,7 @@ from redis.exceptions import (
     MasterDownError,
     NoPermissionError,
     NoScriptError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
 )
@@ -156,6 +157,8 @@ class RedisClient:
             raise redis_errors.wrong_password(self.place, error) from error
         except NoPermissionError as error:
             raise redis_errors.no_permission(self.place, error) from error
+        except OutOfMemoryError as error:
+            raise redis_errors.full(self.place) from error
         except (ReadOnlyError, MasterDownError) as error:
             # The name may lead to another server by now; a connection that stays would never find out.
             with contextlib.suppress(RedisError, OSError):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from prefixcache.errors import IndexUnavailable
 
+_NO_FLAGS = "unexpected symbol near '#'"
+"""What a Lua says that does not know the first line of a script with flags."""
+
 
 def no_answer(place: str, waited_s: float) -> IndexUnavailable:
     return IndexUnavailable(f"Redis at {place} gave no answer within {waited_s * 1e3:.0f} ms")
@@ -14,7 +17,13 @@ def closed(place: str) -> IndexUnavailable:
 
 
 def failed(place: str, what: object) -> IndexUnavailable:
+    if _NO_FLAGS in str(what):
+        return IndexUnavailable(f"Redis at {place} is older than 7.0 and cannot run our scripts ({what})")
     return IndexUnavailable(f"Redis at {place} failed: {what}")
+
+
+def full(place: str) -> IndexUnavailable:
+    return IndexUnavailable(f"Redis at {place} has used up its maxmemory and refuses to hold more: raise maxmemory")
 
 
 def wrong_password(place: str, text: object) -> IndexUnavailable:
@@ -35,4 +44,6 @@ def refused(place: str, text: str) -> IndexUnavailable:
         return wrong_password(place, text)
     if code == "NOPERM":
         return no_permission(place, text)
+    if code == "OOM":
+        return full(place)
     return failed(place, text)

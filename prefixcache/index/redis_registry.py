@@ -36,11 +36,8 @@ class RedisRegistry(Registry):
         """What was read last: a record that another version wrote is withdrawn with the fields unknown here."""
 
     async def announce(self, record: WorkerRecord, *, replace: bool = True) -> None:
-        command, content = "HSET" if replace else "HSETNX", msgspec.json.encode(record)
-        await self._client.commands(
-            [("SADD", self._namespaces_key, record.namespace), (command, self._key, record.worker_id, content)],
-            deadline_s=INDEX_WRITE_TIMEOUT_S,
-        )
+        await self._write(self._namespaces_key, "SADD", record.namespace)
+        await self._write(self._key, "HSET" if replace else "HSETNX", record.worker_id, msgspec.json.encode(record))
 
     async def withdraw(self, record: WorkerRecord) -> None:
         read, content = self._contents.get(record.worker_id, (None, b""))
@@ -86,6 +83,9 @@ class RedisRegistry(Registry):
             for records, expiries in zip(by_namespace.values(), leases, strict=True)
             for record, expiry in zip(records, expiries, strict=True)
         }
+
+    async def _write(self, key: str, command: str, *arguments: str | bytes) -> None:
+        await self._client.run(scripts.WRITE, key, command, *arguments, deadline_s=INDEX_WRITE_TIMEOUT_S)
 
     def _complain(self, malformed: list[str]) -> None:
         now = self._clock()

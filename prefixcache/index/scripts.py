@@ -35,7 +35,8 @@ class Script:
 
 
 _WRITES_WITHOUT_MEMORY = "#!lua flags=allow-oom\n"
-"""Leases and loads are bounded by the number of processes: a full server must neither lose workers nor refuse any."""
+"""Records, leases, loads and the secret are bounded by the number of processes: a full server must neither lose workers
+nor refuse any. Since Redis 7.0, which is the oldest that is supported."""
 
 
 def _compose(name: str, *parts: str, head: str = "") -> Script:
@@ -57,6 +58,7 @@ FAMILIES: Final = _compose("families", "preamble", "incarnations", "family", hea
 CLAIM: Final = _compose("claim", "preamble", "incarnations", "family", "buckets", "bucket_writes")
 SWEEP: Final = _compose("sweep", "preamble", "incarnations", "family", "buckets")
 WITHDRAW: Final = _compose("withdraw")
+WRITE: Final = _compose("write", head=_WRITES_WITHOUT_MEMORY)
 
 ALL: Final = tuple(value for value in list(globals().values()) if isinstance(value, Script))
 """Every script above; a new one is in it by standing above."""

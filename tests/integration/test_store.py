@@ -81,15 +81,41 @@ async def test_secret_that_stands_is_read_from_a_server_without_memory(any_serve
         any_server.command("CONFIG", "SET", "maxmemory", 0)
 
 
+async def test_secret_and_records_find_room_on_a_server_without_memory(any_server: Server, store: RedisStore) -> None:
+    """They are as few as processes: without them nobody is served."""
+    any_server.command("CONFIG", "SET", "maxmemory", 1)
+    try:
+        secret = await store.deployment_secret(None)
+        assert await store.deployment_secret(None) == secret
+        any_server.flush()
+        assert await store.deployment_secret(secret) == secret
+        registry = store.registry()
+        one = record("one", (await store.index(NAMESPACE).register()).incarnation)
+        await registry.announce(one)
+        assert await live_of(registry) == {"one": one}
+        again = record("one", (await store.index(NAMESPACE).register()).incarnation)
+        await registry.announce(again, replace=False)
+        assert await live_of(registry) == {"one": one}
+        await registry.announce(again)
+        assert await live_of(registry) == {"one": again}
+        await registry.withdraw(again)
+        assert await live_of(registry) == {}
+        assert await registry.namespaces() == {NAMESPACE}
+        await registry.forget_namespace(NAMESPACE)
+        assert await registry.namespaces() == set()
+    finally:
+        any_server.command("CONFIG", "SET", "maxmemory", 0)
+
+
 async def test_refused_write_of_the_secret_does_not_tell_it(any_server: Server, store: RedisStore) -> None:
     """The message goes into the log."""
     secret = secrets.token_hex(16)
-    any_server.command("CONFIG", "SET", "maxmemory", 1)
+    any_server.command("REPLICAOF", "127.0.0.1", 1)
     try:
-        with pytest.raises(IndexUnavailable, match="maxmemory") as raised:
+        with pytest.raises(IndexUnavailable, match="read only replica") as raised:
             await store.deployment_secret(secret.encode())
     finally:
-        any_server.command("CONFIG", "SET", "maxmemory", 0)
+        any_server.command("REPLICAOF", "NO", "ONE")
     assert secret not in "".join(traceback.format_exception(raised.value))
 
 

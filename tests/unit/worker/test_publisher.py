@@ -127,8 +127,8 @@ async def test_a_store_that_takes_leases_and_no_claims_is_told_of_once(caplog: p
         world.index.refuses_batches = False
         await world.settled()
     assert [record.message for record in caplog.records] == [
-        "the index does not answer: its memory is full",
-        "the index answers again",
+        "the index does not take everything: its memory is full",
+        "the index takes everything again",
     ]
 
 
