@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import openai
@@ -24,6 +25,9 @@ SYSTEM_PROMPT = (ROOT / "LICENSE").read_text(encoding="utf-8")[:4_000]
 ANSWER_TIMEOUT_S = 120.0
 BASE = "python:3.11-slim-bookworm"
 OWN = ("proxy", "worker", "edge")
+CHECK_TIMEOUT_S = 10.0
+NUM_CHECKS = 5
+"""One each 3 s: a chat is asked for meanwhile, and what came of it is kept."""
 PROXY_MOST_BYTES = 400_000_000
 """Above the base."""
 
@@ -102,6 +106,23 @@ async def test_errors_pass_the_edge_as_they_are(real: ComposeStack) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             await client.chat.completions.create(model="nobody's", messages=[{"role": "user", "content": "hi"}])
     assert caught.value.code == "model_not_found"
+
+
+async def test_a_full_tmp_makes_nobody_unhealthy(real: ComposeStack) -> None:
+    """Nor are they asked for more tokens: what a check found is kept."""
+    real.run("exec", "-T", "proxy", "sh", "-c", "! head --bytes=1G /dev/zero >/tmp/full")
+    [proxy] = real.containers("proxy")
+    before = {check["Start"] for check in proxy.checks}
+    seen: dict[str, Mapping[str, Any]] = {}
+
+    def are_enough() -> bool:
+        [now] = real.containers("proxy")
+        seen.update({check["Start"]: check for check in now.checks if check["Start"] not in before})
+        return len(seen) > NUM_CHECKS
+
+    await eventually(are_enough, NUM_CHECKS * CHECK_TIMEOUT_S)
+    real.run("exec", "-T", "proxy", "rm", "/tmp/full")
+    assert [check for check in seen.values() if check["ExitCode"] or "not kept" in check["Output"]] == []
 
 
 @pytest.mark.parametrize("service", OWN)

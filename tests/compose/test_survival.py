@@ -14,8 +14,11 @@ from tests.compose.findings import Findings
 from tests.compose.gated import GatedStack
 from tests.compose.load import steady_load
 from tests.compose.survival import Survival, whole
+from tests.compose.upgrade import upgraded
 
 FAULTS: tuple[Fault, ...] = (
+    upgraded("first"),
+    upgraded("second"),
     scaled("worker", 4),
     scaled("worker", 1),
     alone(killed("worker")),

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tests.support.containers import ASK_TIMEOUT_S, Container, containers_of
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+_REPLICAS = {"worker": "WORKERS", "proxy": "PROXIES"}
+"""Service -> the variable that says how many of it there are."""
 _BUILD_TIMEOUT_S = 3_600.0
 _UP_TIMEOUT_S = 600.0
 _DOWN_TIMEOUT_S = 120.0
@@ -57,24 +58,16 @@ class ComposeStack:
 
     def run(self, *arguments: str, timeout_s: float = ASK_TIMEOUT_S) -> str:
         """`docker compose ARGUMENTS`; what it wrote to stdout."""
-        done = subprocess.run(
-            self._command(*arguments),
-            cwd=ROOT,
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        if done.returncode != 0:
-            print(done.stdout[-4_000:], done.stderr[-4_000:], sep="\n")
-            done.check_returncode()
-        return done.stdout
+        return self._told(["docker", "compose", *arguments], timeout_s)
+
+    def shell(self, script: str, *, timeout_s: float = _UP_TIMEOUT_S) -> str:
+        """What bash made of a script whose `docker compose` means this stack; it ends at the first failure."""
+        return self._told(["bash", "-euo", "pipefail", "-c", script], timeout_s)
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
         """The same, not waited for; stdout and stderr are one."""
         return subprocess.Popen(
-            self._command(*arguments),
+            ["docker", "compose", *arguments],
             cwd=ROOT,
             env=self._environment(),
             stdout=subprocess.PIPE,
@@ -105,13 +98,33 @@ class ComposeStack:
     def logs(self, num_lines: int = 60) -> str:
         return "\n".join(f"--- {each.name}\n{each.log(num_lines)}" for each in self.containers())
 
-    def _command(self, *arguments: str) -> list[str]:
-        files = [f"--file={path}" for path in (ROOT / "docker-compose.yml", *self.files)]
-        profiles = [f"--profile={profile}" for profile in self.profiles]
-        return ["docker", "compose", f"--project-name={self.project}", *files, *profiles, *arguments]
+    def _told(self, command: Sequence[str], timeout_s: float) -> str:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if done.returncode != 0:
+            print(done.stdout[-4_000:], done.stderr[-4_000:], sep="\n")
+            done.check_returncode()
+        return done.stdout
 
-    def _environment(self) -> dict[str, Any]:
-        return {**os.environ, "BIND": "127.0.0.1", "PORT": str(self.port), **self.environment}
+    def _environment(self) -> dict[str, str]:
+        """What makes `docker compose` mean this stack, in its present size."""
+        return {
+            **os.environ,
+            "COMPOSE_PROJECT_NAME": self.project,
+            "COMPOSE_FILE": os.pathsep.join(map(str, (ROOT / "docker-compose.yml", *self.files))),
+            "COMPOSE_PROFILES": ",".join(self.profiles),
+            "BIND": "127.0.0.1",
+            "PORT": str(self.port),
+            **{_REPLICAS[service]: str(number) for service, number in self.scale.items() if service in _REPLICAS},
+            **self.environment,
+        }
 
 
 def stack_of(

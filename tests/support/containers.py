@@ -58,6 +58,12 @@ class Container:
         started_at: str = self.inspected["State"]["StartedAt"]
         return started_at
 
+    @property
+    def checks(self) -> Sequence[Mapping[str, Any]]:
+        """The latest health checks, as `docker inspect` tells of them."""
+        checks: Sequence[Mapping[str, Any]] = self.inspected["State"]["Health"]["Log"]
+        return checks
+
     def kill(self) -> None:
         """kill -9 of its first process; `docker kill` would be taken for a wish, after which nothing restarts it."""
         os.kill(self.pid, signal.SIGKILL)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +20,8 @@ from tests.compose.findings import Findings
 from tests.compose.load import SteadyLoad
 from tests.compose.recovery import Recovery
 from tests.compose.survival import BACK_WITHIN_S, Survived
-from tests.support.compose import ComposeStack, stack_of
+from tests.compose.upgrade import recipe, upgraded
+from tests.support.compose import ROOT, ComposeStack, stack_of
 from tests.support.containers import Container
 
 GOOD = Recovery(before=0.9, lowest=0.5, last=0.9, low_until_s=3.0, is_back=True)
@@ -171,10 +175,39 @@ def test_scaling_is_no_fault_and_a_proxy_may_cut_what_it_has(monkeypatch: pytest
     assert killed("proxy").allowance is paused("edge").allowance is cut_off("proxy").allowance is STREAMS
 
 
+@pytest.mark.parametrize(
+    ("left", "problem"),
+    [("cd", None), ("ad", "old ones are left"), ("d", "1 of 2"), ("cde", "3 of 2")],
+    ids=["all new", "one old", "one too few", "one too many"],
+)
+def test_an_upgrade_leaves_as_many_as_there_were_and_none_of_them(left: str, problem: str | None) -> None:
+    class Upgraded(Recorded):
+        scale = MappingProxyType({"worker": 1, "proxy": 1, "redis": 1})
+
+        def shell(self, script: str) -> None:
+            assert script == recipe()
+            self.found = [Container.of(inspected("worker", container_id=letter * 64)) for letter in left]
+
+    stack = cast(Any, Upgraded(*(inspected("worker", container_id=letter * 64) for letter in "ab")))
+    with nullcontext() if problem is None else pytest.raises(AssertionError, match=problem):
+        upgraded("first").begin(stack, "")()
+
+
+def test_the_recipe_names_no_container() -> None:
+    """As names count on."""
+    lines = recipe().splitlines()
+    assert lines[0].startswith("old=$(") and "docker stop -t 45 $old" in lines
+    assert not re.search(r"prefixcache-\w+-\d", recipe())
+
+
 def test_a_stack_keeps_the_scale_that_it_was_told() -> None:
-    stack = stack_of("test", scale={"worker": 2})
+    stack = stack_of("test", scale={"worker": 2, "redis": 1}, files=[Path("/over.yml")])
     assert "--scale=worker=2" in stack.up_arguments() and "--wait" in stack.up_arguments()
     assert stack.project.startswith("prefixcache-test-") and stack.url.endswith(str(stack.port))
+    told = stack.shell("echo $COMPOSE_PROJECT_NAME $COMPOSE_FILE $WORKERS ${REDISS-}").split()
+    assert told == [stack.project, f"{ROOT}/docker-compose.yml:/over.yml", "2"]
+    with pytest.raises(subprocess.CalledProcessError):
+        stack.shell("false | true; echo on")
 
 
 def test_the_busiest_worker_is_that_of_most_recent_answers() -> None:
