@@ -29,6 +29,9 @@ FOUND_WITHIN_S = 45.0
 """A name is resolved every 5 s and a target scraped every 5 s, on a machine that has other things to do."""
 FIRES_WITHIN_S = 90.0
 """A scrape that times out, 30 s of `for`, an evaluation."""
+LOST_WITHIN_S = 60.0
+LOST = {"WorkerLost", "ProxyLost"}
+"""They stay for five minutes: what they tell of is over at once."""
 FOUND = {"edge": 1, "proxy": 2, "worker": 2}
 PORT_VARIABLES = ("PROMETHEUS_PORT", "GRAFANA_PORT")
 
@@ -86,7 +89,7 @@ async def test_comes_up_with_the_rest_and_finds_every_replica(watched: Watched, 
     found_s = await until(lambda: answering(watched.prometheus) == FOUND, FOUND_WITHIN_S)
     findings.healthy_after_s["simulated workers, monitoring"] = {"`up --wait` returns": up_s, "all scraped": found_s}
     await until(lambda: {each["health"] for each in watched.prometheus.targets()} == {"up"}, FOUND_WITHIN_S)
-    await until(lambda: watched.prometheus.firing() == set(), FOUND_WITHIN_S)
+    assert watched.prometheus.fired() == set(), "a start is no fault"
 
 
 async def test_counts_what_was_asked_through_the_edge(watched: Watched) -> None:
@@ -107,11 +110,25 @@ async def test_counts_what_was_asked_through_the_edge(watched: Watched) -> None:
     assert [each.value for each in memory] == [512 << 20], "REDIS_MAXMEMORY's default"
 
 
-async def test_replicas_that_come_and_go_are_followed(watched: Watched) -> None:
-    await asyncio.to_thread(watched.stack.up, worker=3)
-    await until(lambda: answering(watched.prometheus) == FOUND | {"worker": 3}, FOUND_WITHIN_S)
-    await asyncio.to_thread(watched.stack.up, worker=2)
+async def test_replicas_that_come_and_go_are_followed_and_no_fault(watched: Watched) -> None:
+    await asyncio.to_thread(watched.stack.up, worker=3, proxy=3)
+    await until(lambda: answering(watched.prometheus) == FOUND | {"worker": 3, "proxy": 3}, FOUND_WITHIN_S)
+    await asyncio.to_thread(watched.stack.up, worker=2, proxy=2)
     await until(lambda: answering(watched.prometheus) == FOUND, FOUND_WITHIN_S)
+    counted = ("prefixcache_workers_lost_total", "prefixcache_edge_proxies_lost_total")
+    assert [each.value for name in counted for each in watched.prometheus.query(f"sum({name})")] == [0, 0]
+    assert watched.prometheus.fired() == set()
+
+
+@pytest.mark.parametrize(("service", "alert"), [("worker", "WorkerLost"), ("proxy", "ProxyLost")])
+async def test_who_is_killed_is_lost_within_a_minute(
+    service: str, alert: str, watched: Watched, findings: Findings
+) -> None:
+    before = watched.prometheus.firing()
+    watched.stack.containers(service)[0].kill()
+    findings.alerts_after_s[alert] = await until(lambda: alert in watched.prometheus.firing(), LOST_WITHIN_S)
+    assert watched.prometheus.firing() == before | {alert}
+    await asyncio.to_thread(watched.stack.up)
 
 
 async def test_planted_faults_fire_their_alerts_and_end_them(watched: Watched, findings: Findings) -> None:
@@ -120,17 +137,20 @@ async def test_planted_faults_fire_their_alerts_and_end_them(watched: Watched, f
     (redis,), worker = watched.stack.containers("redis"), watched.stack.containers("worker")[0]
     redis.pause()
     worker.pause()
+    both = {"RedisUnreachable", "InstanceDown"}
+    follow = LOST | {"WorkerCannotPublish", "RoutedWithoutIndex", "ProxySeesFewerWorkers"}
     try:
         redis_s = await until(lambda: "RedisUnreachable" in prometheus.firing(), FIRES_WITHIN_S)
-        both = {"RedisUnreachable", "InstanceDown"}
-        worker_s = redis_s + await until(lambda: both <= prometheus.firing(), FIRES_WITHIN_S)
-        down = prometheus.query('ALERTS{alertname="InstanceDown", alertstate="firing"}')
-        (address,) = [network["IPAddress"] for network in worker.inspected["NetworkSettings"]["Networks"].values()]
-        assert [each.labels["instance"] for each in down] == [f"{address}:7001"]
+        worker_s = redis_s + await until(lambda: prometheus.firing() - follow == both, FIRES_WITHIN_S)
+        [down] = [each for each in prometheus.alerts() if each.name == "InstanceDown"]
+        [network] = worker.inspected["NetworkSettings"]["Networks"].values()
+        instance = f"{network['IPAddress']}:7001"
+        assert (down.labels["instance"], down.labels["service"]) == (instance, "worker")
+        assert down.annotations["summary"] == f"worker at {instance} runs and does not answer its scrape."
     finally:
         redis.unpause()
         worker.unpause()
-    await until(lambda: not both & prometheus.firing(), FIRES_WITHIN_S)
+    await until(lambda: not prometheus.firing() - LOST, FIRES_WITHIN_S)
     findings.alerts_after_s.update(RedisUnreachable=redis_s, InstanceDown=worker_s)
 
 

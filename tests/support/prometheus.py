@@ -39,6 +39,18 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One that fires."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.labels["alertname"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prometheus:
     """One that runs, asked over its HTTP API."""
 
@@ -55,8 +67,22 @@ class Prometheus:
         found: Sequence[Any] = self._get("targets", state="active")["activeTargets"]
         return found
 
+    def alerts(self) -> Sequence[Alert]:
+        """Those that fire."""
+        return [
+            Alert(labels=each["labels"], annotations=each["annotations"])
+            for each in self._get("alerts")["alerts"]
+            if each["state"] == "firing"
+        ]
+
     def firing(self) -> set[str]:
-        return {each["labels"]["alertname"] for each in self._get("alerts")["alerts"] if each["state"] == "firing"}
+        """Their names."""
+        return {each.name for each in self.alerts()}
+
+    def fired(self) -> set[str]:
+        """Names of all that fire, or did within the last hour."""
+        past = self.query('count by (alertname) (count_over_time(ALERTS{alertstate="firing"}[1h]))')
+        return {each.labels["alertname"] for each in past}
 
     def _get(self, what: str, **parameters: str) -> Any:
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
@@ -85,6 +111,11 @@ def running_prometheus(folder: Path, targets: Mapping[str, Sequence[str]]) -> It
             end(process, patience_s=_STOP_S)
 
 
+def _of_service(job: str, targets: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
+    """With the label that the name of a service is in the compose file."""
+    return {"targets": list(targets[job]), "labels": {"service": job}}
+
+
 def write_settings(folder: Path, targets: Mapping[str, Sequence[str]]) -> Path:
     """The project's prometheus.yml and rules, changed as said above."""
     config = read_yaml(PROMETHEUS)
@@ -94,7 +125,7 @@ def write_settings(folder: Path, targets: Mapping[str, Sequence[str]]) -> Path:
         "evaluation_interval": f"{SCRAPE_S}s",
     }
     config["scrape_configs"] = [
-        {"job_name": job["job_name"], "static_configs": [{"targets": list(targets[job["job_name"]])}]}
+        {"job_name": job["job_name"], "static_configs": [_of_service(job["job_name"], targets)]}
         for job in config["scrape_configs"]
         if job["job_name"] in targets
     ]
