@@ -49,6 +49,21 @@ def reuse_of(*, prompt_tokens: int, cached_tokens: int) -> str:
     return REUSES[0] if cached_tokens == 0 else REUSES[1] if 2 * cached_tokens < prompt_tokens else REUSES[2]
 
 
+MISSES = ("new", "elsewhere", "gone")
+"""Why a prompt token was computed: no worker had it, another one did and had more ahead, or it was expected where the
+prompt went, and was evicted meanwhile."""
+
+
+def misses_of(*, prompt_tokens: int, cached_tokens: int, hit_tokens: int, best_hit_tokens: int) -> tuple[int, int, int]:
+    """Tokens by MISSES; together they are what was computed. `hit_tokens`: predicted where the prompt went."""
+    known = max(best_hit_tokens, hit_tokens, cached_tokens)
+    return (
+        max(prompt_tokens - known, 0),
+        min(known, prompt_tokens) - min(max(hit_tokens, cached_tokens), prompt_tokens),
+        max(min(hit_tokens, prompt_tokens) - cached_tokens, 0),
+    )
+
+
 def exposition(registry: CollectorRegistry) -> bytes:
     """The registry in Prometheus' text format; its content type is CONTENT_TYPE."""
     return generate_latest(registry)
@@ -74,6 +89,19 @@ class ProxyMetrics:
         reuse = reuse_of(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
         self.time_to_first_token_by_reuse.labels(model, reuse).observe(ttft_s)
 
+    def count_misses(
+        self, model: str, *, prompt_tokens: int, cached_tokens: int, hit_tokens: int, best_hit_tokens: int
+    ) -> None:
+        """Of a completed request."""
+        tokens = misses_of(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            hit_tokens=hit_tokens,
+            best_hit_tokens=best_hit_tokens,
+        )
+        for why, count in zip(MISSES, tokens, strict=True):
+            self.missed_tokens.labels(model, why).inc(count)
+
     def _add_requests(self, counter: partial[Counter], histogram: partial[Histogram]) -> None:
         ttft = partial(histogram, labelnames=("model",), buckets=TTFT_BUCKETS_S)
         phase = partial(histogram, labelnames=("model",), buckets=PHASE_BUCKETS_S)
@@ -83,6 +111,11 @@ class ProxyMetrics:
             self.request_errors.labels(code)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of completed requests", ("model",))
         self.cached_tokens = counter("cached_tokens", "Prompt tokens whose KV was reused", ("model",))
+        self.missed_tokens = counter(
+            "missed_tokens",
+            "Prompt tokens that were computed, by why: new to all, elsewhere with more ahead, or gone meanwhile",
+            ("model", "why"),
+        )
         self.predicted_hit_tokens = counter("predicted_hit_tokens", "Hit tokens the index predicted", ("model",))
         self.generation_tokens = counter("generation_tokens", "Output tokens of completed requests", ("model",))
 

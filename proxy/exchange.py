@@ -221,6 +221,13 @@ class Exchange:
         metrics.cached_tokens.labels(model).inc(cached_tokens)
         predicted = sum(choices[0].begun.index_hit_tokens for choices in self._prompts)
         metrics.predicted_hit_tokens.labels(model).inc(predicted)
+        metrics.count_misses(
+            model,
+            prompt_tokens=record.prompt_tokens,
+            cached_tokens=cached_tokens,
+            hit_tokens=record.hit_tokens,
+            best_hit_tokens=sum(choices[0].begun.best_hit_tokens for choices in self._prompts),
+        )
         metrics.generation_tokens.labels(model).inc(output_tokens)
         usages = [member.usage for member in group.members if member.usage is not None]
         for usage in usages:

@@ -29,6 +29,8 @@ class Placement(Generic[D]):
     decision: Decision
     expectation: Expectation
     """What the decision took the worker to have of the prompt."""
+    best_hit_tokens: int
+    """What the worker with most of the prompt was taken to have, when it was first placed."""
     uncached_tokens: int
     prefill_s: float
     """That many tokens at the worker's rate, or at the one assumed for it."""
@@ -114,6 +116,7 @@ def placement(
         fitting[decision.worker_id],
         decision,
         expected.get(decision.worker_id, otherwise),
+        best_hit_tokens=max(snapshot.hit_tokens for snapshot in snapshots.values()),
         prefill_rate=rates[decision.worker_id],
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
@@ -126,6 +129,7 @@ def placement_on(
     decision: Decision,
     expectation: Expectation,
     *,
+    best_hit_tokens: int,
     prefill_rate: float,
     prompt_tokens: int,
     max_tokens: int | None,
@@ -139,6 +143,7 @@ def placement_on(
         incarnation=link.incarnation,
         decision=decision,
         expectation=expectation,
+        best_hit_tokens=best_hit_tokens,
         uncached_tokens=uncached_tokens,
         prefill_s=uncached_tokens / prefill_rate,
         max_tokens=max_tokens or min(room, usual_max_tokens or room),

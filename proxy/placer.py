@@ -198,6 +198,7 @@ class Placer:
             link,
             Decision(worker_id=link.worker_id, reason="stolen", hit_tokens=hit_tokens),
             expectation,
+            best_hit_tokens=reserved.placement.best_hit_tokens,
             prefill_rate=self.prefill_rate(wanted, link),
             prompt_tokens=wanted.num_tokens,
             max_tokens=wanted.max_tokens,

@@ -213,7 +213,16 @@ class EngineExchange:
         metrics.prompt_tokens.labels(model).inc(record.prompt_tokens)
         metrics.cached_tokens.labels(model).inc(record.cached_tokens)
         if self._placed is not None:
-            metrics.predicted_hit_tokens.labels(model).inc(self._placed.reserved.placement.index_hit_tokens)
+            placement = self._placed.reserved.placement
+            metrics.predicted_hit_tokens.labels(model).inc(placement.index_hit_tokens)
+            if usage.cached_tokens is not None:
+                metrics.count_misses(
+                    model,
+                    prompt_tokens=record.prompt_tokens,
+                    cached_tokens=usage.cached_tokens,
+                    hit_tokens=placement.decision.hit_tokens,
+                    best_hit_tokens=placement.best_hit_tokens,
+                )
         metrics.generation_tokens.labels(model).inc(record.completion_tokens)
         if record.ttft_s is not None and usage.cached_tokens is not None:
             metrics.observe_reuse(

@@ -189,6 +189,10 @@ async def test_a_prediction_sends_a_prompt_where_its_blocks_are(store: MemorySto
         assert answer.headers["x-prefixcache-hit-tokens"] == "320", "the deepest boundary among the five blocks"
         assert proxy.metric("prefixcache_predicted_hit_tokens_total") == 3 * 320, "the index predicted nothing of it"
         assert proxy.metric("prefixcache_own_placement_decisions_total", cause="announced_again") == 1
+        missed, cached = "prefixcache_missed_tokens_total", 256 if holder is one else 128
+        assert proxy.metric(missed, why="gone") == 4 * (320 - cached), "expected there, and it had less"
+        computed = proxy.metric("prefixcache_prompt_tokens_total") - proxy.metric("prefixcache_cached_tokens_total")
+        assert proxy.metric(missed) == computed
 
 
 async def _claim(store: MemoryStore, worker: FakeWorker, frame: Generate, *, index_blocks: int) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 import prefixcache
 from prefixcache.errors import Overloaded, PrefixCacheError, RequestError, Unavailable, WorkerFault
-from prefixcache.metrics import REUSES, SERVER_ERROR_CODES, ProxyMetrics, WorkerMetrics, reuse_of
+from prefixcache.metrics import REUSES, SERVER_ERROR_CODES, ProxyMetrics, WorkerMetrics, misses_of, reuse_of
 
 
 def names(registry: CollectorRegistry) -> set[str]:
@@ -54,6 +56,30 @@ def test_ttft_by_reuse_is_apart() -> None:
     assert read(name, {"model": "m", "reuse": "most"}) == 0.2
     assert read(name, {"model": "m", "reuse": "none"}) == 3.0
     assert read(name, {"model": "m", "reuse": "part"}) is None
+
+
+@pytest.mark.parametrize(
+    ("cached", "hit", "best", "misses"),
+    [
+        (0, 0, 0, (100, 0, 0)),
+        (64, 64, 64, (36, 0, 0)),
+        (0, 0, 80, (20, 80, 0)),  # another one had it and more ahead
+        (16, 64, 64, (36, 0, 48)),  # evicted meanwhile
+        (16, 48, 80, (20, 32, 32)),
+        (96, 64, 80, (4, 0, 0)),  # not announced yet
+        (70, 64, 80, (20, 10, 0)),
+        (0, 128, 192, (0, 0, 100)),  # estimates may be longer than the prompt
+    ],
+)
+def test_misses(cached: int, hit: int, best: int, misses: tuple[int, int, int]) -> None:
+    assert misses_of(prompt_tokens=100, cached_tokens=cached, hit_tokens=hit, best_hit_tokens=best) == misses
+
+
+@given(*[st.integers(0, 300)] * 4)
+def test_misses_are_what_was_computed(prompt: int, cached: int, hit: int, best: int) -> None:
+    cached = min(cached, prompt)
+    tokens = misses_of(prompt_tokens=prompt, cached_tokens=cached, hit_tokens=hit, best_hit_tokens=best)
+    assert min(tokens) >= 0 and sum(tokens) == prompt - cached
 
 
 def test_a_process_tells_who_it_is() -> None:

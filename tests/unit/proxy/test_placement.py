@@ -80,9 +80,19 @@ def test_a_match_belongs_to_the_incarnation_not_to_the_worker() -> None:
     placed, policy = _placed(links, expected)
     assert placed.link is links[1]
     assert (placed.decision.hit_tokens, placed.uncached_tokens, placed.index_hit_tokens) == (192, 808, 192)
+    assert placed.best_hit_tokens == 192
     ((request, told),) = policy.told
     assert request.prompt_tokens == 1000
     assert {worker_id: snapshot.hit_tokens for worker_id, snapshot in told.items()} == {"old": 0, "new": 192}
+
+
+def test_what_another_one_had_is_kept_where_it_had_more_ahead() -> None:
+    links = [idle_link("busy", incarnation=1), idle_link("idle", incarnation=2)]
+    for _ in range(20):
+        links[0].ledger.place(0.2)
+    placed, _ = _placed(links, _expected(links, Match(depths={1: 12, 2: 3})))
+    assert (placed.link.worker_id, placed.decision.reason) == ("idle", "least_ahead")
+    assert (placed.decision.hit_tokens, placed.best_hit_tokens) == (3 * 64, 12 * 64)
 
 
 def test_the_deeper_of_claims_and_pending_claims_counts() -> None:

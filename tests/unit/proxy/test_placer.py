@@ -394,6 +394,7 @@ async def test_what_a_worker_has_by_now_of_a_prompt_that_waits_elsewhere() -> No
         assert (moved.link, moved.decision.reason, moved.decision.hit_tokens) == (other, "stolen", 7 * 64)
         assert (moved.index_hit_tokens, moved.claimed_hit_tokens) == (0, None)
         assert moved.uncached_tokens == LONG - 7 * 64
+        assert moved.best_hit_tokens == reserved.placement.best_hit_tokens
         assert moved.prefill_s == pytest.approx(moved.uncached_tokens / 1_000)
     assert await _pending(index, prompt()) == {}
 

@@ -26,6 +26,7 @@ def _placement(expectation: Expectation, max_tokens: int = 10) -> Placement[Work
         incarnation=5,
         decision=Decision(worker_id="w", reason="longest_prefix", hit_tokens=64),
         expectation=expectation,
+        best_hit_tokens=64,
         uncached_tokens=36,
         prefill_s=0.036,
         max_tokens=max_tokens,

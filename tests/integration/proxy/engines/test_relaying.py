@@ -84,6 +84,8 @@ async def test_a_client_that_asks_for_usage_gets_the_engines_bytes() -> None:
         assert fleet.proxy.metric("prefixcache_cached_tokens_total", model="demo") == 64
         by_reuse = "prefixcache_time_to_first_token_by_reuse_seconds_count"
         assert fleet.proxy.metric(by_reuse, model="demo", reuse="most") == fleet.proxy.metric(by_reuse) == 1
+        missed = "prefixcache_missed_tokens_total"
+        assert fleet.proxy.metric(missed, model="demo", why="new") == fleet.proxy.metric(missed) == 36
 
 
 async def test_null_is_not_zero() -> None:
@@ -92,6 +94,7 @@ async def test_null_is_not_zero() -> None:
         assert fleet.proxy.metric("prefixcache_prompt_tokens_total", model="demo") == 100
         assert fleet.proxy.metric("prefixcache_cached_tokens_total", model="demo") == 0
         assert fleet.proxy.metric("prefixcache_time_to_first_token_by_reuse_seconds_count") == 0, "nobody knows"
+        assert fleet.proxy.metric("prefixcache_missed_tokens_total") == 0, "nor why"
 
 
 async def test_an_event_of_600_kb() -> None:
