@@ -14,21 +14,25 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @asynccontextmanager
 async def listening(serve: Serve, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """The port; `serve` is run for each connection."""
-    connections: set[asyncio.Task[None]] = set()
+    connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.add(task)
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # A cancelled one would be logged by asyncio.
-            await serve(reader, writer)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Not async: a connection of the last moment, whose task has not begun, is known here, too."""
+        connections[writer] = asyncio.create_task(_served(serve, reader, writer))
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for task in connections:
+        for task in connections.values():
             task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.gather(*connections.values(), return_exceptions=True)
+        for writer in connections:
+            writer.close()
         await server.wait_closed()
+
+
+async def _served(serve: Serve, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        await serve(reader, writer)

@@ -16,6 +16,7 @@ from prefixcache.protocol import (
     FrameReader,
     Hello,
     Prove,
+    Started,
     Step,
     StepEntry,
     WorkerFrame,
@@ -80,6 +81,13 @@ class StreamClient:
         )
         exchange.check("worker", hello.proof)
         return exchange
+
+    async def started(self, request_id: str) -> None:
+        """Until a step has begun that computes some of the request."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not any(isinstance(frame, Started) and frame.id == request_id for frame in self.received):
+                assert not self.is_closed, f"closed before {request_id} was started: {self.received}"
+                await self._receive()
 
     def ending(self, request_id: str) -> End | Fail | None:
         return next((f for f in self.received if isinstance(f, End | Fail) and f.id == request_id), None)

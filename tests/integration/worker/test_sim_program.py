@@ -86,11 +86,12 @@ async def test_requests_take_the_time_that_the_cost_model_gives_them(valkey: Ser
         async with connected(record.address, namespace=record.namespace) as client:
             cold, cached = await answer(client, "cold", 11), await answer(client, "cached", 11)
     uncached_tokens = len(PROMPT) - (len(PROMPT) - 1) // 16 * 16
-    # Lower bounds only: nothing makes it faster, and on a busy machine anything may make it slower.
-    assert cold.usage.prefill_s >= len(PROMPT) * 500e-6
-    assert cached.usage.prefill_s >= uncached_tokens * 500e-6
+    # Lower bounds only: on a busy machine anything may make it slower. Then decodes make up for what the step before
+    # them was late, so that only the whole is never faster.
+    for usage, num_tokens in ((cold.usage, len(PROMPT)), (cached.usage, uncached_tokens)):
+        assert usage.prefill_s >= num_tokens * 500e-6
+        assert usage.prefill_s + usage.decode_s >= num_tokens * 500e-6 + 10 * 0.030
     assert cached.usage.prefill_s < cold.usage.prefill_s
-    assert min(cold.usage.decode_s, cached.usage.decode_s) >= 10 * 0.030
 
 
 @pytest.mark.parametrize(("order", "started_first"), [("mean", "short"), ("tail", "long")])
@@ -103,9 +104,11 @@ async def test_the_order_that_was_set_decides_who_goes_first(
         async with connected(record.address, namespace=record.namespace) as client:
             client.send(generate("warm", [1] * 512, max_tokens=1))
             await client.ended("warm")
-            client.send(generate("held", [2] * 1_000, max_tokens=1))
-            client.send(generate("long", [3] * 1_500, max_tokens=1, waited_s=1.5))
-            client.send(generate("short", [4] * 100, max_tokens=1))
+            client.send(generate("held", [2] * 2_000, max_tokens=1))
+            await client.started("held")  # or the long one, there before the short one, goes before both
+            client.send(
+                generate("long", [3] * 1_500, max_tokens=1, waited_s=1.5), generate("short", [4] * 100, max_tokens=1)
+            )
             await client.ended("long")
             await client.ended("short")
             starts = [frame.id for frame in client.received if isinstance(frame, Started)]
