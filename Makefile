@@ -7,6 +7,7 @@ TORCH   := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements.lock)
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 MINUTES ?= 10
+JOBS    ?= 2
 
 .PHONY: up test test-unit test-compose chaos check format lock clean
 
@@ -14,8 +15,10 @@ up: $(VENV)/.installed
 	$(BIN)/prefixcache up $(if $(PORT),--port $(PORT)) $(if $(WORKERS),--workers $(WORKERS)) \
 		$(if $(RUNNER),--runner $(RUNNER)) $(if $(MODEL),--model $(MODEL))
 
+# A file at a time in each of JOBS processes; then, alone, the tests that measure time or take every core.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not alone" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests -m alone
 
 test-unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from prefixcache.limits import MAX_BODY_BYTES
 from prefixcache.rendering.byte_tokenizer import byte_tokenizer_files
@@ -78,6 +79,7 @@ def _longest_gap_s(reply: Reply, since: float, until: float) -> float:
     return max((later - earlier for earlier, later in pairwise(within)), default=0.0)
 
 
+@pytest.mark.alone("it measures for how long the proxy's loop stands")
 async def test_rw_150_huge_prompts_hold_nobody_up(valkey: Server, tmp_path: Path) -> None:
     refused = [_chat("a" * num_bytes, max_tokens=1) for num_bytes in REFUSED_BYTES]
     assert max(map(len, refused)) < MAX_BODY_BYTES

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import aiohttp
+import pytest
 
 from prefixcache.cli.children import end, spawn
 from tests.cases.catalogue import Call, Placeholders, calls, changed
@@ -33,6 +34,8 @@ MARGIN = 1.25
 ratio moves by 5 % on a quiet machine. Exact longest prefix has 1.8, and three times the fair share on one worker."""
 MOST_UNFAIR_S = 0.2
 """A burst takes 1.5 s. That one has a queue and another nothing to do cannot be mended before the proxy knows it."""
+
+pytestmark = pytest.mark.alone("two policies are compared by their times to the first token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

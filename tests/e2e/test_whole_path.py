@@ -19,6 +19,8 @@ from tests.support.prompts import filler
 from tests.support.stack import RunningStack, running_stack
 
 MODEL = "SmolLM2-135M-Instruct"
+GREEDY_TOKENS = 18
+"""More than a KV block, so that every answer crosses from one into the next."""
 QUESTIONS = (
     "What is the capital of France?",
     "Write one sentence about the sea.",
@@ -117,7 +119,7 @@ def test_greedy_text_equals_transformers_cold_cached_and_four_at_a_time(stack: R
     conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
 
     def text_of(messages: list[dict[str, str]]) -> tuple[str, int]:
-        answer, _ = _chat(stack, messages, max_tokens=24)
+        answer, _ = _chat(stack, messages, max_tokens=GREEDY_TOKENS)
         content: str = answer["choices"][0]["message"]["content"]
         return content, _cached(answer)
 
@@ -145,7 +147,7 @@ def _generate_with_transformers(folder: Path) -> list[str]:
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         with torch.inference_mode():
-            output = model.generate(**inputs, do_sample=False, max_new_tokens=24)
+            output = model.generate(**inputs, do_sample=False, max_new_tokens=GREEDY_TOKENS)
         texts.append(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
     return texts
 
@@ -172,9 +174,12 @@ def test_the_openai_client_streams_the_same_text_with_its_usage(stack: RunningSt
     assert chunks[-1].usage.prompt_tokens_details is not None
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_child_outlives_the_command(demo_model: Path, tmp_path: Path, how: signal.Signals) -> None:
-    with running_stack(tmp_path, ["--model", str(demo_model), "--workers", "1"]) as running:
+@pytest.mark.parametrize(
+    ("how", "runner"), [(signal.SIGINT, "sim"), (signal.SIGTERM, "sim"), (signal.SIGKILL, "torch")]
+)
+def test_no_child_outlives_the_command(demo_model: Path, tmp_path: Path, how: signal.Signals, runner: str) -> None:
+    model = ["--model", str(demo_model)] if runner == "torch" else []
+    with running_stack(tmp_path, ["--runner", runner, *model, "--workers", "1"]) as running:
         children = running.descendants()
         assert len(children) >= 3, "embedded server, worker, proxy"
         os.kill(running.process.pid, how)
