@@ -2,7 +2,7 @@
 
 A request that waits for its key check holds its head alone. From then on it is in hand and counted over all processes,
 also those of older lists: it holds its head twice, as it came and as it goes on, the begin of its body, and a piece of
-its answer; what follows of its body lies in EDGE_TMP_DIR until the answer has ended. Where that folder is a tmpfs it is
+its answer; what follows of its body lies in EDGE_TMP_DIR until the answer begins. Where that folder is a tmpfs it is
 memory of the container, too.
 """
 
@@ -18,10 +18,14 @@ from prefixcache.limits import (
 )
 
 _HEAD_BYTES = EDGE_HEADER_BUFFERS * MAX_HEADER_LINE_BYTES
-_CONNECTION_BYTES = 10 * 1024
-"""What nginx and the kernel need for one beside buffers."""
-WAITING_BYTES = _HEAD_BYTES + _CONNECTION_BYTES
-IN_HAND_BYTES = 2 * _HEAD_BYTES + EDGE_BODY_BUFFER_BYTES * 5 // 4 + EDGE_ANSWER_BUFFER_BYTES + 2 * _CONNECTION_BYTES
+_REQUEST_BYTES = 10 * 1024
+"""Of nginx, beside buffers."""
+_SOCKET_BYTES = 4 * 1024
+"""Of the kernel, without what is in it."""
+WAITING_BYTES = _HEAD_BYTES + _REQUEST_BYTES + _SOCKET_BYTES
+IN_HAND_BYTES = (
+    2 * _HEAD_BYTES + EDGE_BODY_BUFFER_BYTES * 5 // 4 + EDGE_ANSWER_BUFFER_BYTES + _REQUEST_BYTES + 2 * _SOCKET_BYTES
+)
 """A body that is longer than its buffer by less than a quarter is held whole."""
 _SPARE = 64
 """Connections of one process that are none of a client: what it listens on, and idle ones to proxies."""

@@ -6,7 +6,7 @@ EDGE_PUBLISHED       address on which clients find it, for its word on keys; tha
 EDGE_METRICS_LISTEN  HOST:PORT of its own metrics, which nobody outside should reach; none if absent
 EDGE_CLIENTS         requests that it has in hand at once, 4096 if absent
 EDGE_RUN_DIR         folder for its configuration and process id, /run/edge if absent
-EDGE_TMP_DIR         folder for bodies over 16 KiB until their answers have ended, /tmp if absent
+EDGE_TMP_DIR         folder for bodies over 16 KiB until their answers begin, /tmp if absent
 EDGE_PROCESSES       processes of nginx, 2 if absent
 EDGE_NGINX           the program, `nginx` if absent
 API_KEYS             keys with commas between, one of which a client must show; none: everybody is served

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import os
 import re
+from collections.abc import Callable
 
 _TIME = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ")
 _REQUEST = ', request: "'
+_CRASH = re.compile(r"worker process \d+ exited on signal")
 _logger = logging.getLogger(__name__)
 
 
@@ -17,13 +19,16 @@ def without_request(line: str) -> str:
     return _TIME.sub("", line).partition(_REQUEST)[0].rstrip()
 
 
-async def pass_on(lines: asyncio.StreamReader) -> None:
-    """Until nobody writes any more. Never waits: nginx does, for whoever reads this."""
+async def pass_on(lines: asyncio.StreamReader, crashed: Callable[[], None]) -> None:
+    """Until nobody writes any more; `crashed` is called for each process that fell. Never late: nginx waits for it."""
     async for line in lines:
-        _logger.warning("%s", without_request(line.decode("utf-8", "backslashreplace")))
+        text = without_request(line.decode("utf-8", "backslashreplace"))
+        _logger.warning("%s", text)
+        if _CRASH.search(text):
+            crashed()
 
 
-async def open_log() -> tuple[int, asyncio.Task[None]]:
+async def open_log(crashed: Callable[[], None]) -> tuple[int, asyncio.Task[None]]:
     """A descriptor to write to, which whoever calls this closes, and the task that ends once nobody has it open.
 
     A pipe of asyncio's own would keep nginx from having ended as long as any of its processes is there.
@@ -32,6 +37,6 @@ async def open_log() -> tuple[int, asyncio.Task[None]]:
     lines = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(lines)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read, "rb"))
-    task = asyncio.create_task(pass_on(lines), name="error log")
+    task = asyncio.create_task(pass_on(lines, crashed), name="error log")
     task.add_done_callback(lambda _: transport.close())
     return write, task

@@ -22,6 +22,8 @@ class Nginx:
         self._run_dir = run_dir
         self._process: asyncio.subprocess.Process | None = None
         self._error_log: asyncio.Task[None] | None = None
+        self.num_crashes = 0
+        """Processes that fell, each with what it had in hand; nginx starts another one."""
 
     @property
     def pid(self) -> int:
@@ -31,7 +33,7 @@ class Nginx:
     async def start(self, config: str) -> None:
         """Raises ConfigError if the program cannot be run."""
         self._write(config)
-        errors, self._error_log = await open_log()
+        errors, self._error_log = await open_log(self._count_crash)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(self._program, "-p", str(self._run_dir), "-c", str(self._path), "-e", "stderr"),
@@ -67,6 +69,9 @@ class Nginx:
         await asyncio.wait({self._error_log}, timeout=CLOSE_TIMEOUT_S)  # a master that was killed leaves processes
         self._error_log.cancel()
         await asyncio.gather(self._error_log, return_exceptions=True)
+
+    def _count_crash(self) -> None:
+        self.num_crashes += 1
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None

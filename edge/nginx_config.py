@@ -62,7 +62,7 @@ http {{
     map $http_content_length:$http_transfer_encoding $has_body {{ default 1; : 0; 0: 0; }}
     map $request_method $only_asks {{ default 0; GET 1; HEAD 1; }}
 {keys}{upstream}
-    limit_conn_zone all zone=in_hand:32k;
+    limit_conn_zone all zone={in_hand}:32k;
     limit_conn_status 429;
     limit_conn_log_level info;
     server {{
@@ -87,7 +87,7 @@ http {{
             {ready}
         }}
         location / {{
-            {key_check}limit_conn in_hand {num_requests};
+            {key_check}limit_conn {in_hand} {num_requests};
             {passed}
         }}
     }}
@@ -128,14 +128,24 @@ _UPSTREAM = """\
 
 
 def nginx_config(
-    config: EdgeConfig, proxies: Sequence[Address], room: Capacity, *, probe_key: str, log: str = "/dev/stdout"
+    config: EdgeConfig,
+    proxies: Sequence[Address],
+    room: Capacity,
+    num_crashes: int = 0,
+    *,
+    probe_key: str,
+    log: str = "/dev/stdout",
 ) -> str:
-    """`probe_key`: a further key, of the health check."""
+    """`num_crashes`: processes that fell. What they had in hand stays counted: after each the count begins anew.
+
+    `probe_key`: a further key, of the health check.
+    """
     return _TEMPLATE.format(
         num_processes=room.num_processes,
         num_files=room.num_files,
         num_connections=room.num_connections,
         num_requests=room.num_requests,
+        in_hand=f"in_hand_{num_crashes}",
         generation_s=EDGE_GENERATION_S,
         run_dir=config.run_dir,
         tmp_dir=config.tmp_dir,

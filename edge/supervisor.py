@@ -38,6 +38,8 @@ class Supervisor:
     pace: ReloadPace = field(default_factory=ReloadPace)
     listed: tuple[Address, ...] = ()
     """What nginx has."""
+    num_crashes: int = 0
+    """That nginx's configuration knows of."""
     num_reloads: int = 0
     _probe_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
@@ -71,8 +73,9 @@ class Supervisor:
         while True:
             await asyncio.sleep(self.look_s)
             proxies = await self._look()
-            if proxies != self.listed and self.pace.allows(loop.time()):
-                self.listed = proxies
+            news = proxies != self.listed or self.nginx.num_crashes != self.num_crashes
+            if news and self.pace.allows(loop.time()):
+                self.listed, self.num_crashes = proxies, self.nginx.num_crashes
                 self.nginx.reload(self._configuration())
                 self.num_reloads += 1
                 self.pace.reloaded(loop.time())
@@ -100,7 +103,7 @@ class Supervisor:
         part.replace(path)
 
     def _configuration(self) -> str:
-        return nginx_config(self.config, self.listed, self.room, probe_key=self._probe_key)
+        return nginx_config(self.config, self.listed, self.room, self.num_crashes, probe_key=self._probe_key)
 
     def _write_probe_key(self) -> None:
         """The health check of the container shows it: a client's keys need not be known there."""

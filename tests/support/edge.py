@@ -75,7 +75,7 @@ class RunningEdge:
         return sum(each.memory_info().rss for each in (master, *master.children()))
 
     def num_open_bodies(self) -> int:
-        """Files of bodies that are on their way, or whose requests are in hand."""
+        """Files of bodies whose answers have not begun."""
         return sum(
             "/edge-bodies/" in os.readlink(entry)
             for each in self.nginx_master().children()

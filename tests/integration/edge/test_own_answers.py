@@ -101,3 +101,15 @@ async def test_readiness_is_only_asked_for(tmp_path: Path, method: str) -> None:
         assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
         assert (await answer.json())["error"]["code"] == "method_not_allowed"
         assert not proxy.asked
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 5", "Transfer-Encoding: chunked"])
+async def test_readiness_takes_no_body(tmp_path: Path, framing: str) -> None:
+    async with scripted_proxy() as proxy, running_edge(tmp_path, [proxy.port]) as edge:
+        async with raw_connection(edge.port) as client:
+            client.send(f"GET /ready {HOST}{framing}\r\n\r\n".encode())
+            assert (await client.head())[0] == 413, "before a byte of it has come"
+        async with raw_connection(edge.port) as client:
+            client.send(f"HEAD /ready {HOST}Content-Length: 0\r\n\r\n".encode())
+            assert (await client.head())[0] == 200
+        assert [request.method for request in proxy.asked] == ["HEAD"]

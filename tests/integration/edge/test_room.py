@@ -14,7 +14,7 @@ from tests.support.answer_bytes import LAST_CHUNK, chunk, stream_head
 from tests.support.edge import RunningEdge, needs_nginx, running_edge
 from tests.support.edge_proxies import ScriptedProxy, scripted_proxy
 from tests.support.raw_http import RawConnection, post, raw_connection
-from tests.support.scripted_engine import when
+from tests.support.scripted_engine import never, when
 from tests.support.waiting import eventually
 
 pytestmark = needs_nginx
@@ -105,6 +105,24 @@ async def test_one_request_too_many_is_told_to_come_again(tmp_path: Path) -> Non
                     client.send(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
                     assert (await client.head())[0] == 200, "full is not gone"
             await eventually(lambda: is_served(edge))
+
+
+async def test_what_a_process_had_in_hand_is_not_counted_for_ever(tmp_path: Path) -> None:
+    async with scripted_proxy() as proxy:
+        proxy.steps = (stream_head(), chunk(b"1"), never())
+        async with running_edge(tmp_path, [proxy.port], environment={"EDGE_CLIENTS": "2"}) as edge:
+            async with clients(edge, 2) as streams:
+                for client in streams:
+                    client.send(post(CHAT, b"{}"))
+                    assert (await client.head())[0] == 200
+                proxy.steps = ()
+                assert not await is_served(edge)
+                for process in edge.nginx_master().children():
+                    process.kill()
+                assert [await client.chunk() for client in streams] == [b"1", b"1"]
+                assert {await client.read_all() for client in streams} == {b""}, "cut, not ended"
+            await eventually(lambda: is_served(edge), 15.0)
+            assert edge.said("worker process \\d+ exited on signal 9")
 
 
 async def asked(edge: RunningEdge) -> tuple[int, dict[str, str], dict[str, str]]:

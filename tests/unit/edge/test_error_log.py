@@ -37,10 +37,21 @@ def test_lines(line: str, kept: str) -> None:
     assert without_request(line) == kept.rstrip()
 
 
+async def test_each_process_that_fell_is_told_of() -> None:
+    lines = asyncio.StreamReader()
+    lines.feed_data(b"2026/11/30 08:00:00 [alert] 1#1: worker process 7 exited on signal 9\n" * 2)
+    lines.feed_data(f"{LINE.replace('*5', 'worker process 1 exited with code 0')}\n".encode())
+    lines.feed_data(LINE.replace("key=secret", "worker process 7 exited on signal 9").encode())
+    lines.feed_eof()
+    told: list[int] = []
+    await pass_on(lines, lambda: told.append(len(told)))
+    assert told == [0, 1]
+
+
 async def test_all_lines_pass_until_the_end(caplog: pytest.LogCaptureFixture) -> None:
     lines = asyncio.StreamReader()
     lines.feed_data(f"{LINE}\n".encode() + b"\xff without an end")
     lines.feed_eof()
     with caplog.at_level(logging.WARNING):
-        await pass_on(lines)
+        await pass_on(lines, pytest.fail)
     assert [record.getMessage() for record in caplog.records] == [KEPT.rstrip(","), "\\xff without an end"]

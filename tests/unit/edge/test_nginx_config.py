@@ -79,7 +79,7 @@ def test_files_processes_and_what_clients_may_hold() -> None:
     assert directives(text, "worker_rlimit_nofile") == ["1000"]
     assert f"worker_connections {ROOM.num_connections};" in text
     assert directives(text, "worker_processes") == ["3"]
-    assert directives(text, "limit_conn") == [f"in_hand {NUM_CLIENTS}"]
+    assert directives(text, "limit_conn") == [f"in_hand_0 {NUM_CLIENTS}"]
     assert directives(text, "client_body_buffer_size") == [str(EDGE_BODY_BUFFER_BYTES)]
     assert directives(text, "large_client_header_buffers") == [f"{EDGE_HEADER_BUFFERS} {MAX_HEADER_LINE_BYTES}"]
     (listens,) = directives(text, "listen")
