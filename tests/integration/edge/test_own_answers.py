@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from prefixcache.limits import AWAY_RETRY_AFTER_S, MAX_BODY_BYTES
 from tests.support.edge import needs_nginx, running_edge
@@ -90,26 +89,20 @@ async def test_where_a_body_finds_no_room_its_client_is_told_to_come_again(tmp_p
                 assert (await client.head())[0] == 200, "short ones need no room there"
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-async def test_readiness_is_only_asked_for(tmp_path: Path, method: str) -> None:
-    async with (
-        scripted_proxy() as proxy,
-        running_edge(tmp_path, [proxy.port]) as edge,
-        aiohttp.ClientSession() as session,
-    ):
-        answer = await session.request(method, f"{edge.url}/ready")
-        assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
-        assert (await answer.json())["error"]["code"] == "method_not_allowed"
-        assert not proxy.asked
-
-
-@pytest.mark.parametrize("framing", ["Content-Length: 5", "Transfer-Encoding: chunked"])
-async def test_readiness_takes_no_body(tmp_path: Path, framing: str) -> None:
+async def test_readiness_is_only_asked_for_and_takes_no_body(tmp_path: Path) -> None:
     async with scripted_proxy() as proxy, running_edge(tmp_path, [proxy.port]) as edge:
-        async with raw_connection(edge.port) as client:
-            client.send(f"GET /ready {HOST}{framing}\r\n\r\n".encode())
-            assert (await client.head())[0] == 413, "before a byte of it has come"
-        async with raw_connection(edge.port) as client:
-            client.send(f"HEAD /ready {HOST}Content-Length: 0\r\n\r\n".encode())
-            assert (await client.head())[0] == 200
+
+        async def answer_to(method: str, header: str = "") -> tuple[int, dict[str, str]]:
+            """Before a byte of a body has come."""
+            async with raw_connection(edge.port) as client:
+                client.send(f"{method} /ready {HOST}{header}\r\n".encode())
+                return await client.head()
+
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            status, headers = await answer_to(method, "Content-Length: 5\r\n")
+            assert (status, headers["allow"]) == (405, "get, head"), method
+        for header in ("Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n"):
+            assert (await answer_to("GET", header))[0] == 413, header
+        assert not proxy.asked
+        assert (await answer_to("HEAD", "Content-Length: 0\r\n"))[0] == 200
         assert [request.method for request in proxy.asked] == ["HEAD"]
