@@ -95,8 +95,10 @@ class Survival:
             return recovery(self._load.since(began_at), before=before, began_at=began_at, healed_at=healed_at)
 
         with contextlib.suppress(AssertionError):
-            await eventually(lambda: looked().is_back, max(BACK_WITHIN_S - whole_s, 1.0))
+            # What the fault held up comes first: a miss takes longer than a hit, so a whole window of hits that were
+            # asked later may end before it, and would be judged with the misses behind it still to come.
             await eventually(lambda: self._load.is_over(whole_at), ANSWER_TIMEOUT_S)
+            await eventually(lambda: looked().is_back, max(began_at + BACK_WITHIN_S - time.monotonic(), 1.0))
         survived = Survived(fault=fault, accounts=self._load.since(began_at), whole_s=whole_s, recovery=looked())
         self.survived.append(survived)
         return survived

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,13 +14,13 @@ from typing import Any, cast
 
 import pytest
 
-from tests.compose import faults
+from tests.compose import faults, survival
 from tests.compose.account import DOOR, NOTHING, STREAMS, Account, Allowance, Outcome
 from tests.compose.faults import Fault, alone, cut_off, flushed, killed, paused, restarted, scaled
 from tests.compose.findings import Findings
 from tests.compose.load import SteadyLoad
-from tests.compose.recovery import Recovery
-from tests.compose.survival import BACK_WITHIN_S, Survived
+from tests.compose.recovery import WINDOW, Recovery
+from tests.compose.survival import BACK_WITHIN_S, Survival, Survived
 from tests.compose.upgrade import recipe, upgraded
 from tests.support.compose import ROOT, ComposeStack, stack_of
 from tests.support.containers import Container
@@ -71,6 +72,42 @@ def test_findings_are_written_and_nothing_for_nothing(
     said = capsys.readouterr().out
     assert "FAILURE kill -9 worker: WRONG: so" in said and "MISSED" in said and "488" in said
     assert (tmp_path / ".bench" / "compose.json").exists()
+
+
+class HeldUp(SteadyLoad):
+    """Misses that the fault held up end after a whole window of hits, and hits follow, one a look."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Any, None), cast(Any, None))
+        self._is_over = False
+
+    def is_over(self, at: float) -> bool:
+        was_over, self._is_over = self._is_over, True
+        if not was_over:
+            self.answered(0, 3)
+        return was_over
+
+    def since(self, began_at: float) -> list[Account]:
+        if self._is_over:
+            self.answered(100, 1)
+        return super().since(began_at)
+
+    def answered(self, cached_tokens: int, number: int) -> None:
+        now = time.monotonic()
+        answer = replace(RIGHT, asked_at=now, ended_at=now, prompt_tokens=100, cached_tokens=cached_tokens)
+        self.accounts += [answer] * number
+
+
+async def test_what_a_fault_held_up_is_waited_for_before_it_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(stack: object) -> None:
+        load.answered(100, WINDOW)
+
+    monkeypatch.setattr(survival, "whole", at_once)
+    load = HeldUp()
+    load.answered(100, 2 * WINDOW)
+    fault = Fault(name="f", begin=lambda stack, worker: lambda: None, allowance=NOTHING)
+    found = (await Survival(cast(Any, None), load).undergo(fault)).recovery
+    assert found.is_back and found.low_until_s > 0
 
 
 def inspected(service: str, *, container_id: str = "ab" * 32, running: bool = True, pid: int = 7) -> dict[str, Any]:
