@@ -192,16 +192,18 @@ def _upstream(proxies: Sequence[Address]) -> str:
 
 
 def _key_map(keys: Sequence[str], probe_key: str) -> str:
-    """Regular expressions, since plain strings of a map are compared without regard to case.
+    """Regular expressions, since plain strings of a map are compared without regard to case. No key holds a comma.
 
-    A browser's preflight has no key, and no body.
+    Clients of OpenAI's API show a key in one header, those of Anthropic's in the other. A browser's preflight has
+    neither a key nor a body.
     """
     if not keys:
         return ""
-    lines = [f'        "~^[ \\t]*(?i:bearer)[ \\t]+{re.escape(key)}[ \\t]*$" 1;' for key in (*keys, probe_key)]
+    literal = map(re.escape, (*keys, probe_key))
+    lines = [f'        "~^[ \\t]*(?i:bearer)[ \\t]+{key}[ \\t]*,|,[ \\t]*{key}[ \\t]*$" 1;' for key in literal]
     return "\n".join(
         [
-            "    map $http_authorization $knows_key {",
+            "    map $http_authorization,$http_x_api_key $knows_key {",
             "        default 0;",
             *lines,
             "    }",
@@ -210,6 +212,7 @@ def _key_map(keys: Sequence[str], probe_key: str) -> str:
             '        "~^OPTIONS:0:[A-Z]+:." 1;',
             "    }",
             '    proxy_set_header Authorization "";',
+            '    proxy_set_header X-Api-Key "";',
             "",
         ]
     )

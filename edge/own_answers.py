@@ -72,7 +72,7 @@ OF_NGINX: Mapping[int, OwnAnswer] = {
 OF_RULES: Mapping[str, OwnAnswer] = {
     "no-key": OwnAnswer(
         status=401,
-        message="an API key is needed: Authorization: Bearer KEY",
+        message="an API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY",
         code="invalid_api_key",
         headers=("WWW-Authenticate Bearer",),
     ),

@@ -53,7 +53,11 @@ async def test_only_who_shows_a_key_is_served(tmp_path: Path) -> None:
                 assert await status(f"Bearer {right}") == 200
             for scheme in ("bearer ", "BEARER  ", "Bearer\t", "\tbEaReR \t"):
                 assert await status(f"{scheme}{KEY}\t ") == 200, scheme
+            for header, told in ((KEY, 200), (KEY[:-1], 401), (f"Bearer {KEY}", 401)):
+                async with session.post(edge.url + CHAT, headers={"X-Api-Key": header}, data=b"{}") as answer:
+                    assert answer.status == told, "as Anthropic's clients show theirs"
             assert {request.header("authorization") for request in proxy.asked} == {None}
+            assert {request.header("x-api-key") for request in proxy.asked} == {None}
             assert await status(None, method="GET", path="/ready") == 200, "balancers ask without a key"
         assert not edge.said("sk-Letters|another-key")
         assert edge.said("INFO edge: 3 API keys: ")

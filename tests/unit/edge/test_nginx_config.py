@@ -106,9 +106,15 @@ def test_keys_are_compared_to_the_letter_and_taken_literally() -> None:
     assert len(patterns) == 2, "the probe's own beside the client's"
     of_client = re.compile(patterns[0])
     for right in (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER\t {KEY}\t", f" Bearer {KEY} "):
-        assert of_client.search(right), right
-    for wrong in (f"Bearer {KEY.upper()}", f"Bearer {KEY}x", f"xBearer {KEY}", f"Bearer{KEY}", f"Bearer {KEY} {KEY}"):
+        assert of_client.search(f"{right},") and of_client.search(f"{right},another"), right
+    for right in (KEY, f" {KEY}\t"):
+        assert of_client.search(f",{right}") and of_client.search(f"Bearer another,{right}"), right
+    other = "sk-axb+c/d=0123456"
+    for wrong in (KEY.upper(), f"{KEY}x", f"x{KEY}", f"{KEY} {KEY}", other, ""):
+        assert not of_client.search(f"Bearer {wrong},") and not of_client.search(f",{wrong}"), wrong
+    for wrong in (f"xBearer {KEY},", f"Bearer{KEY},", f"{KEY},", f",Bearer {KEY}"):
         assert not of_client.search(wrong), wrong
-    assert not of_client.search("Bearer sk-axb+c/d=0123456")
-    assert 'proxy_set_header Authorization "";' in text
-    assert "map $http_authorization" not in config_text(ONE)
+    for name in ("Authorization", "X-Api-Key"):
+        cleared = f'proxy_set_header {name} "";'
+        assert cleared in text and cleared not in config_text(ONE)
+    assert "$http_authorization" not in config_text(ONE)
