@@ -22,7 +22,7 @@ FLOORS = (
     "step of 4 decodes, greedy: overhead over the model's forward",
     "step of 4 decodes, sampled: overhead over the model's forward",
     "decode, batch 1: step over plain transformers'",
-    "worker's memory over a bare process and its KV blocks",
+    "worker's memory over a bare process, packed weights and its KV blocks",
     "simulated worker's memory after 200 requests over that after 100",
 )
 TIMEOUT_S = 240

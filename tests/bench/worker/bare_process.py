@@ -1,4 +1,6 @@
-"""A process with what the worker program imports and a model's weights, nothing else: prints its resident bytes.
+"""A process with what the worker program imports and a model's weights, nothing else.
+
+Prints its resident bytes, and those of the weights that the worker packs, which it may have twice.
 
 python -m tests.bench.worker.bare_process FOLDER DTYPE
 """
@@ -14,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 import worker.__main__
 import worker.model_runner
+from worker.packed_linear import PackedLinear, pack_linear_layers
 
 PROGRAM = (worker.__main__, worker.model_runner)
 
@@ -25,7 +28,10 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
     for weights in model.parameters():
         weights.detach().sum()  # pages of a mapped file are resident once they were read
-    print(psutil.Process().memory_info().rss)
+    resident_bytes = psutil.Process().memory_info().rss
+    pack_linear_layers(model)
+    packed_bytes = sum(layer.weight.nbytes for layer in model.modules() if isinstance(layer, PackedLinear))
+    print(resident_bytes, packed_bytes)
 
 
 if __name__ == "__main__":

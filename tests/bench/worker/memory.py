@@ -25,7 +25,7 @@ from tests.support.stream_client import StreamClient, connected
 ANSWER_TIMEOUT_S = 120.0
 ANSWER_TOKENS = 4
 MOST_OVER_BARE = 1.1
-"""Resident bytes of a worker over those of a bare process with the weights and of its KV blocks."""
+"""Resident bytes of a worker over those of a bare process with the weights, of packed weights, and of its KV blocks."""
 LOOKS = 4
 """At the memory, from the first request to the last."""
 
@@ -48,7 +48,7 @@ async def measure_memory(
     """One prompt after the other, each of another length."""
     command = [sys.executable, "-m", "tests.bench.worker.bare_process", str(folder), dtype]
     bare = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
-    bare_bytes = int(bare.stdout)
+    bare_bytes, packed_bytes = map(int, bare.stdout.split())
     flags = ("--model", str(folder), "--dtype", dtype, "--threads", "1", "--num-blocks", str(sizes.memory_blocks))
     async with _running(fleet, "memory", *flags, runner="torch") as (worker, process):
         pool_bytes = worker.num_blocks * worker.block_size * worker.kv_bytes_per_token
@@ -57,14 +57,15 @@ async def measure_memory(
 
         def look(num_lengths: int) -> float:
             own_bytes = process.memory_info().rss
-            share = own_bytes / (bare_bytes + pool_bytes)
+            share = own_bytes / (bare_bytes + packed_bytes + pool_bytes)
             rows.append(
                 {
                     "prompts": num_lengths,
                     "worker MB": own_bytes / 1e6,
                     "bare process MB": bare_bytes / 1e6,
+                    "packed weights MB": packed_bytes / 1e6,
                     "KV blocks MB": pool_bytes / 1e6,
-                    "over both": share,
+                    "over all": share,
                 }
             )
             return share
@@ -76,7 +77,7 @@ async def measure_memory(
             await _ask(worker, (generate(str(len(prompt)), prompt, max_tokens=ANSWER_TOKENS) for prompt in prompts))
             share = look(start + len(chosen))
     title = "Memory of a worker, after so many prompts of distinct lengths"
-    what = "worker's memory over a bare process and its KV blocks"
+    what = "worker's memory over a bare process, packed weights and its KV blocks"
     return Table(title=title, rows=rows), [Floor(what=what, value=share, most=MOST_OVER_BARE)]
 
 
