@@ -15,6 +15,7 @@ import pytest
 from prefixcache.cli.children import spawn
 from prefixcache.cli.programs import program_command
 from prefixcache.errors import ConfigError
+from prefixcache.limits import HELLO_TIMEOUT_S
 from prefixcache.metrics import WorkerMetrics
 from prefixcache.probe import Finding, Server, check_worker
 from prefixcache.protocol import MAJOR, MINOR, Hello, encode
@@ -59,6 +60,7 @@ async def test_health_and_metrics_say_that_it_loads(bound: socket.socket) -> Non
 
 def test_a_proxy_that_knew_it_before_is_turned_away_at_once(bound: socket.socket) -> None:
     with answering_while_loading(bound, WorkerMetrics()), closing(connect(bound)) as client:
+        client.settimeout(HELLO_TIMEOUT_S / 2)  # before any timeout of its own
         client.sendall(encode(Hello(major=MAJOR, minor=MINOR, namespace="n")))
         try:
             assert client.recv(1) == b""
@@ -71,8 +73,11 @@ def test_who_is_slow_does_not_hold_up_its_end(bound: socket.socket, capfd: pytes
         silent, slow = connect(bound), connect(bound)
         slow.sendall(b"GET /hea")
         assert Server(*bound.getsockname()).ask("/health")[0] == 503
-    slow.close()
-    silent.close()
+    for client in (silent, slow):
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it has not been waited for until its time was over
+            client.recv(1)
+        client.close()
     assert capfd.readouterr().err == "", "nor does anybody read of it"
 
 
