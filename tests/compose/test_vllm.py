@@ -180,7 +180,7 @@ async def test_edge_engine_and_proxy_are_scraped_and_no_worker_is_missed(served:
             return False
 
     await eventually(lambda: asyncio.to_thread(are_scraped), SOON_S)
-    assert "NoWorkerReady" not in served.prometheus.firing()
+    assert served.prometheus.fired() <= {"RequestsFail"}, "of those who came too early; to load is no fault"
 
 
 def test_workers_on_a_gpu_are_the_same_program_with_another_torch() -> None:
