@@ -42,6 +42,8 @@ GAP_S = 2.0
 LOOK_S = 0.5
 """Between two looks at the signs of life, and what a busy machine adds."""
 
+pytestmark = pytest.mark.alone("it bounds the gaps that clients see")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
