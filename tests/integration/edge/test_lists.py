@@ -123,9 +123,13 @@ async def test_a_stream_ends_whole_when_the_edge_is_told_to_stop(tmp_path: Path)
 
 async def test_it_ends_with_an_error_when_nginx_dies(tmp_path: Path) -> None:
     async with scripted_proxy() as one, running_edge(tmp_path, [one.port]) as edge:
-        edge.nginx_master().kill()
+        master = edge.nginx_master()
+        orphans = master.children()  # in a container they end with its first process
+        master.kill()
         assert await asyncio.to_thread(edge.process.wait, 10) == 1
         assert edge.said("nginx has ended with status -9")
+        for each in orphans:
+            each.kill()
 
 
 async def test_nginx_does_not_outlive_the_supervisor(tmp_path: Path) -> None:
