@@ -302,6 +302,13 @@ MAX_PREDICTED_LISTS = 131_072
 MAX_PREDICTED_COMMAS = 1_048_576
 """A body with more objects and lists, or members, than a context of a million tokens has is not taken apart, for that
 would hold up all others for over 50 ms (3.5 million short lists: 1.1 s); it goes on by its model alone."""
+MAX_ANSWER_BYTES = 256 * 1024
+"""Bytes of an answer that are kept to claim it with its prompt (some 1,300 tokens as a stream); of a longer one the
+prompt alone is claimed, which is most of a prefix all the same. So it is where the body has LARGE_BODY_BYTES."""
+MAX_KEPT_ANSWERS = 256
+"""Of those that are on their way ..."""
+MAX_QUEUED_ANSWERS = 64
+"""... and of those that are over and wait to be read: 80 MB in all at most."""
 MAX_HELD_REQUESTS = 1_024
 """Requests of one proxy that wait for one engine; a further one is told when to come again."""
 HELD_BATCH_S = 0.05

@@ -30,6 +30,7 @@ from proxy.cors import cors_middleware, cors_signal
 from proxy.departure import Departure, shutting_down
 from proxy.destination import Destinations
 from proxy.dispatch import Dispatch
+from proxy.engines.answer_claims import AnswerClaims
 from proxy.engines.engine_families import EngineFamilies
 from proxy.engines.engine_fleet import EngineFleet
 from proxy.engines.engine_handler import EngineHandler
@@ -249,6 +250,7 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         books=books,
     )
     engines, served = app[ENGINES], ServedModels(app[FLEET], app[ENGINES])
+    answers = AnswerClaims(reader)
     app[ENGINE_HANDLER] = EngineHandler(
         fleet=engines,
         store=app[STORE],
@@ -257,6 +259,7 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         placer=placer,
         loads=app[LOADS],
         books=books,
+        answers=answers,
         rules=HeaderRules(passed=app[PARTS].engines.passed_headers),
     )
     app[TOKENIZE] = TokenizeHandlers(app[FLEET], reader)
@@ -278,7 +281,8 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         has_redis=app[PARTS].has_redis,
     )
     app[REPORTS] = ReportHandlers(served, books.metrics, books.stats)
-    yield
+    async with _running(answers.run()):
+        yield
 
 
 def _takes_requests(app: web.Application, name: str) -> bool:

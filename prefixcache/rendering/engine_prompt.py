@@ -19,7 +19,7 @@ from prefixcache.hashing import chain, engine_root
 from prefixcache.limits import MAX_MATCH_BLOCKS, MAX_MESSAGES
 from prefixcache.rendering.canonical import canonical_chat, canonical_completion
 from prefixcache.rendering.chat_body import chat_form
-from prefixcache.rendering.chat_form import ChatForm
+from prefixcache.rendering.chat_form import ChatForm, ChatMessage, content_parts
 from prefixcache.rendering.completions_body import CompletionForm, completion_form
 from prefixcache.rendering.engine_chat import render_chat_form
 from prefixcache.rendering.messages_body import messages_form
@@ -44,6 +44,9 @@ UNKNOWN_TOKENIZER = "bytes"
 _MESSAGES_OF_ONE_RENDERED = 10
 """Messages that take as long to be written down in canonical bytes as one takes in a chat template."""
 
+_NEXT = ChatMessage(role="user", parts=content_parts("and then?"))
+"""What the user may say next: templates write the last answer of a chat otherwise than those before."""
+
 _Draft: TypeAlias = "RenderedPrompt | array[int] | str | bytes"
 """Text to be tokenized; token ids; without a tokenizer also a caller's text, and a chat as canonical bytes."""
 
@@ -56,6 +59,8 @@ class EnginePrompt:
     """u32 little-endian token ids, or canonical bytes."""
     geometry: EngineGeometry
     """By which it was cut into index blocks."""
+    root: int
+    """Before the first of its hashes."""
     num_units: int
     chain: list[int]
     """Hashes of its full index blocks, at most limits.MAX_MATCH_BLOCKS: nothing deeper is looked up."""
@@ -104,6 +109,38 @@ class EnginePrompts:
             # Nested too deeply, not Unicode, no JSON in the arguments of a call, a number beyond all bounds.
             return None
 
+    def answered(self, parsed: Mapping[str, Any], prompt: EnginePrompt, text: str) -> list[int]:
+        """The chain of a chat's prompt with its answer behind it, as far as the next turn begins with both; blocking.
+
+        That is the prompt's own chain where a template writes an answer that is history another way.
+        """
+        try:
+            units = self._answered_units(chat_form(parsed), prompt, text)
+        except (InvalidRequest, RecursionError, ValueError, OverflowError):
+            return prompt.chain
+        width = self.geometry.index_block_bytes
+        held = len(prompt.chain)
+        before = prompt.chain[-1] if prompt.chain else prompt.root
+        return prompt.chain + chain(before, units[held * width : MAX_MATCH_BLOCKS * width], width)
+
+    def _answered_units(self, form: ChatForm, prompt: EnginePrompt, text: str) -> bytes:
+        """Without the last token, which an engine has given out and not computed."""
+        if form.continue_final_message or not form.add_generation_prompt:
+            return prompt.units
+        messages = [*form.messages, ChatMessage(role="assistant", parts=content_parts(text))]
+        renderer = self._renderer
+        if renderer is None:
+            return canonical_chat(replace(form, messages=messages))
+        said = replace(form, messages=messages, add_generation_prompt=False, continue_final_message=True)
+        asked = replace(form, messages=[*messages, _NEXT], add_generation_prompt=False)
+        now, then = (pack_tokens(renderer.encode(render_chat_form(renderer, each))) for each in (said, asked))
+        if not now.startswith(prompt.units) or not then.startswith(prompt.units):
+            return prompt.units
+        end = len(prompt.units)
+        while end < min(len(now), len(then)) and now[end : end + 4] == then[end : end + 4]:
+            end += 4
+        return now[: end - 4]
+
     def _root(self, body: Mapping[str, Any], *, seed: int, model: str) -> int:
         keys = {name: json.dumps(body[name], sort_keys=True) for name in CACHE_KEY_FIELDS if body.get(name) is not None}
         return engine_root(
@@ -147,6 +184,7 @@ class EnginePrompts:
         width = self.geometry.index_block_bytes
         return EnginePrompt(
             units=units,
+            root=root,
             geometry=self.geometry,
             num_units=len(units) if self._renderer is None else len(units) // 4,
             chain=chain(root, units[: MAX_MATCH_BLOCKS * width], width),

@@ -18,9 +18,12 @@ import msgspec
 from aiohttp import web
 
 from prefixcache.errors import EngineUnreachable
-from prefixcache.rendering.engine_prompt import EnginePrompt
+from prefixcache.limits import LARGE_BODY_BYTES
+from prefixcache.rendering.engine_prompt import EnginePrompt, EnginePrompts
+from proxy.engines.answer_claims import AnswerClaims, AnsweredChat
+from proxy.engines.answer_text import KeptAnswer
 from proxy.engines.engine_link import EngineLink
-from proxy.engines.engine_request import MESSAGES_PATH, ClientRequest
+from proxy.engines.engine_request import CHAT_PATH, MESSAGES_PATH, ClientRequest
 from proxy.engines.headers import HeaderRules
 from proxy.engines.held_queue import Turn
 from proxy.engines.prompt_geometry import PromptGeometry
@@ -39,6 +42,8 @@ class PlacedPrompt:
     """A predicted prompt with its place."""
 
     prompt: EnginePrompt
+    prompts: EnginePrompts
+    """What read it."""
     geometry: PromptGeometry
     num_tokens: int
     """As far as it was known, or estimated, before the engine counted them."""
@@ -56,6 +61,7 @@ class EngineExchange:
         placed: PlacedPrompt | None,
         model: str,
         books: Books,
+        answers: AnswerClaims,
         rules: HeaderRules,
         may_refuse: bool,
         is_first: bool,
@@ -67,11 +73,16 @@ class EngineExchange:
         self._placed = placed
         self._model = model
         self._books = books
+        self._answers = answers
         self._rules = rules
         self._may_refuse = may_refuse
         self._is_first = is_first
         self._turn: Turn | None = None
         self._asked_for_usage = False
+        self._keeps_answer = False
+        self._kept: KeptAnswer | None = None
+        self._claimed_of = 0
+        """Incarnation of the engine when the prompt was claimed."""
         self._was_alone = False
         self._sent_at = 0.0
         self._prefill_s: float | None = None
@@ -84,6 +95,8 @@ class EngineExchange:
         """Raises EngineUnreachable and EngineFault as long as nothing went to the client; Overloaded."""
         with ExitStack() as scope:
             await self._take_turn(scope)
+            if self._placed is not None and self._asked.path == CHAT_PATH and len(self._asked.body) < LARGE_BODY_BYTES:
+                self._keeps_answer = self._answers.keeps(scope)
             request, self._asked_for_usage = self._asked.to_engine(self._rules)
             relay = Relay(self._asked.request, self._record, self._options())
             self._sent_at = time.perf_counter()
@@ -134,9 +147,12 @@ class EngineExchange:
     def _reader_for(self, head: Head) -> AnswerReader | None:
         if not self._asked.is_predicted or head.status != HTTPStatus.OK:
             return None
-        if not head.is_stream:
-            return WholeUsage()
-        return UsageFilter() if self._asked_for_usage else StreamUsage()
+        reader: AnswerReader = WholeUsage()
+        if head.is_stream:
+            reader = UsageFilter() if self._asked_for_usage else StreamUsage()
+        if self._keeps_answer:
+            reader = self._kept = KeptAnswer(reader, is_stream=head.is_stream)
+        return reader
 
     def _on_piece(self) -> None:
         """Called for each one. The gap between two pieces of a stream is that between its tokens, as far as is seen."""
@@ -161,6 +177,7 @@ class EngineExchange:
             self._record.ttft_s = now - self._record.received_at
             self._books.metrics.time_to_first_token.labels(self._model).observe(self._record.ttft_s)
         placed.reserved.reservation.choices[0].first_token()
+        self._claimed_of = self._link.incarnation
         for prompt in (placed.prompt, *placed.prompt.others):
             self._link.claims.claim(
                 prompt.chain,
@@ -183,6 +200,7 @@ class EngineExchange:
         self._book(usage)
         if placed is None:
             return
+        self._offer_answer(placed)
         estimate, prompt = self._link.estimate, placed.prompt
         if usage.prompt_tokens is not None and prompt.unit == "byte":
             num_bytes = sum(each.num_units for each in (prompt, *prompt.others))
@@ -202,6 +220,21 @@ class EngineExchange:
                 ),
                 cached_tokens=usage.cached_tokens,
                 index_block_tokens=placed.geometry.index_block_tokens,
+            )
+
+    def _offer_answer(self, placed: PlacedPrompt) -> None:
+        parsed, kept = self._asked.parsed, self._kept
+        if parsed is not None and kept is not None:
+            self._answers.offer(
+                AnsweredChat(
+                    parsed=parsed,
+                    prompts=placed.prompts,
+                    prompt=placed.prompt,
+                    answer=kept,
+                    link=self._link,
+                    incarnation=self._claimed_of,
+                    geometry=placed.geometry,
+                )
             )
 
     def _book(self, usage: Usage) -> None:

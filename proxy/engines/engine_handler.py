@@ -22,6 +22,7 @@ from prefixcache.errors import EngineFault, EngineUnreachable, Overloaded, Unava
 from prefixcache.hashing import engine_namespace
 from prefixcache.limits import HELD_DOWN_S, MAX_HELD_REQUESTS, RETRY_AFTER_S
 from prefixcache.rendering.engine_prompt import EnginePrompt, EnginePrompts
+from proxy.engines.answer_claims import AnswerClaims
 from proxy.engines.engine_control import EngineControl, is_control
 from proxy.engines.engine_exchange import EngineExchange, PlacedPrompt
 from proxy.engines.engine_fleet import EngineFleet
@@ -52,6 +53,7 @@ class EngineHandler:
         placer: Placer,
         loads: LoadTable,
         books: Books,
+        answers: AnswerClaims,
         rules: HeaderRules,
     ) -> None:
         """`new_prompts` makes what reads prompts for engines whose KV blocks have so many tokens."""
@@ -64,6 +66,7 @@ class EngineHandler:
         self._placer = placer
         self._loads = loads
         self._books = books
+        self._answers = answers
         self._rules = rules
         self._control = EngineControl(fleet, rules)
         self._num_without_engine = 0
@@ -101,6 +104,7 @@ class EngineHandler:
                         placed=placed,
                         model=model or "",
                         books=self._books,
+                        answers=self._answers,
                         rules=self._rules,
                         may_refuse=asked.is_predicted and not is_last,
                         is_first=not failed,
@@ -161,7 +165,13 @@ class EngineHandler:
             raise EngineUnreachable(str(error)) from error
         asked.record.prompt_tokens = num_tokens
         asked.record.hit_tokens = reserved.placement.decision.hit_tokens
-        placed = PlacedPrompt(prompt=prompt, geometry=geometry, num_tokens=num_tokens, reserved=reserved)
+        placed = PlacedPrompt(
+            prompt=prompt,
+            prompts=self._prompts[prompt.geometry.block_size],
+            geometry=geometry,
+            num_tokens=num_tokens,
+            reserved=reserved,
+        )
         return reserved.placement.link, placed
 
     def _load(self, link: EngineLink) -> tuple[int, float, float]:

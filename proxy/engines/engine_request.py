@@ -19,7 +19,8 @@ from proxy.engines.request_fields import read_fields
 from proxy.engines.usage_request import asking_for_usage
 from proxy.request_body import read_body
 
-COMPLETION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATHS = frozenset({CHAT_PATH, "/v1/completions"})
 """Where a stream tells its usage only when it is asked to, and ends with [DONE]."""
 MESSAGES_PATH = "/v1/messages"
 PREDICTED_PATHS = COMPLETION_PATHS | {MESSAGES_PATH, "/v1/responses"}
