@@ -2,6 +2,7 @@
 """Asks a question behind a long system prompt and prints how long the first token took. Standard library only.
 
 python3 examples/ask.py "May I sell a product that contains this?"
+OPENAI_API_KEY=... python3 examples/ask.py          # where keys are asked for
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,11 +27,16 @@ def main() -> None:
     options = arguments.parse_args()
 
     connection = http.client.HTTPConnection("127.0.0.1", options.port)
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
     try:
-        connection.request("GET", "/v1/models")
+        connection.request("GET", "/v1/models", headers=headers)
     except OSError as error:
         sys.exit(f"no proxy at 127.0.0.1:{options.port} ({error}); start one with `make up`, or name its --port")
-    model = json.load(connection.getresponse())["data"][0]["id"]
+    models = connection.getresponse()
+    if models.status != http.client.OK:
+        sys.exit(f"HTTP {models.status}: {models.read().decode()}")
+    model = json.load(models)["data"][0]["id"]
     body = {
         "model": model,
         "messages": [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": options.question}],
@@ -39,7 +46,7 @@ def main() -> None:
         "stream_options": {"include_usage": True},
     }
     began = time.perf_counter()
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     answer = connection.getresponse()
     if answer.status != http.client.OK:
         sys.exit(f"HTTP {answer.status}: {answer.read().decode()}")

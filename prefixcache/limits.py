@@ -5,6 +5,10 @@ from __future__ import annotations
 # --- what a client may send -------------------------------------------------------------------------------
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Agent prompts pass aiohttp's default of 1 MiB daily."""
+MAX_BODY_LISTS = 131_072
+MAX_BODY_COMMAS = 1_048_576
+"""A body with more objects and lists, or members, than a context of a million tokens has is not taken apart: that would
+hold up all others for over 50 ms and take 30 times its bytes (3.5 million short lists: 1.1 s). Text counts, too."""
 MAX_HEADER_LINE_BYTES = 16 * 1024
 """The request line, or one header: edge and proxy take the same, so that neither's word depends on the other."""
 MAX_MESSAGES = 16_384
@@ -298,10 +302,6 @@ SAME_WARNING_S = 10.0
 # --- requests to plain engines ----------------------------------------------------------------------------
 MAX_SSE_EVENT_BYTES = 8 * 1024 * 1024
 """Longest event, or whole answer, that is looked into; of a longer one the usage is not known, its bytes go on."""
-MAX_PREDICTED_LISTS = 131_072
-MAX_PREDICTED_COMMAS = 1_048_576
-"""A body with more objects and lists, or members, than a context of a million tokens has is not taken apart, for that
-would hold up all others for over 50 ms (3.5 million short lists: 1.1 s); it goes on by its model alone."""
 MAX_ANSWER_BYTES = 256 * 1024
 """Bytes of an answer that are kept to claim it with its prompt (some 1,300 tokens as a stream); of a longer one the
 prompt alone is claimed, which is most of a prefix all the same. So it is where the body has LARGE_BODY_BYTES."""

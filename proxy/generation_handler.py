@@ -73,20 +73,22 @@ class GenerationHandler:
         record.counted = True
         body = await read_body(request)
         body_bytes = len(body)
-        asked = await self._reader.parse(parse, body)
-        del body
         patience = self._held.patience()
-        while True:
-            try:
-                return await self._answer_now(request, record, asked, body_bytes=body_bytes)
-            except NoWorkerReady as error:
-                # Nothing of an answer has been sent.
-                await patience.wait(asked.options.model, error)
+        with ExitStack() as turn:
+            await self._reader.take_turn(turn, body_bytes)
+            asked = await self._reader.parse(parse, body)
+            del body
+            while True:
+                try:
+                    return await self._answer_now(request, record, asked, body_bytes=body_bytes, turn=turn)
+                except NoWorkerReady as error:
+                    # Nothing of an answer has been sent.
+                    await patience.wait(asked.options.model, error)
 
     async def _answer_now(
-        self, request: web.Request, record: AccessRecord, asked: AnyRequest, *, body_bytes: int
+        self, request: web.Request, record: AccessRecord, asked: AnyRequest, *, body_bytes: int, turn: ExitStack
     ) -> web.StreamResponse:
-        """Raises NoWorkerReady where nobody can take it."""
+        """Raises NoWorkerReady where nobody can take it. Closes `turn` once the prompts are read."""
         model = self._fleet.model(asked.options.model)
         record.model = model.name
         prompts = await self._reader.read(
@@ -96,6 +98,7 @@ class GenerationHandler:
             seed=self._secret.seed,
             most_tokens=self._fleet.max_model_len(model.namespace),
         )
+        turn.close()
         record.prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
         with ExitStack() as reservations:
             exchange = Exchange(

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from prefixcache.limits import MAX_PREDICTED_COMMAS, MAX_PREDICTED_LISTS
+from proxy.request_body import has_too_many_parts
 
 _LOOKED_AT_BYTES = 1_024
 _MOST_NAME_BYTES = 4_096
@@ -46,7 +46,7 @@ _name = msgspec.json.Decoder(str)
 def read_fields(body: bytes, content_type: str, *, is_predicted: bool) -> BodyFields:
     """Takes a millisecond a MB for text."""
     if body[:_LOOKED_AT_BYTES].lstrip().startswith(b"{"):
-        if is_predicted and not _is_of_too_many_parts(body):
+        if is_predicted and not has_too_many_parts(body):
             return _whole(body)
         return BodyFields(model=_model_of_json(body))
     if content_type.lower().startswith("multipart/form-data"):
@@ -61,13 +61,6 @@ def _whole(body: bytes) -> BodyFields:
         return BodyFields()
     name = parsed.get("model")
     return BodyFields(model=name if isinstance(name, str) and name else None, parsed=parsed)
-
-
-def _is_of_too_many_parts(body: bytes) -> bool:
-    """Text that has such characters counts, too."""
-    if len(body) <= MAX_PREDICTED_LISTS:
-        return False
-    return body.count(b"[") + body.count(b"{") > MAX_PREDICTED_LISTS or body.count(b",") > MAX_PREDICTED_COMMAS
 
 
 def _model_of_json(body: bytes) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixcache.limits import MAX_BODY_BYTES, MAX_HEADER_LINE_BYTES
+from prefixcache.limits import LARGE_BODY_BYTES, MAX_BODY_BYTES, MAX_BODY_LISTS, MAX_HEADER_LINE_BYTES
 from tests.support.fake_worker import FakeWorker, says, token_ids
 from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import body, running_proxy
@@ -206,3 +206,23 @@ async def test_a_stream_beside_bad_requests_is_undisturbed(store: MemoryStore) -
             assert [answer.status_code for answer in answers] == [400, 400, 400]
         worker.end(frame.id)
         assert (await streaming)[-1] == "[DONE]"
+
+
+async def test_large_bodies_that_are_refused_make_way_for_the_next_one(store: MemoryStore) -> None:
+    """Each has its turn at being taken apart, and gives it back whatever it is refused for."""
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello " * (LARGE_BODY_BYTES // 5)}]}
+    many = {"model": "tiny", "prompt": [[]] * (MAX_BODY_LISTS + 1)}
+    unknown = {**chat, "model": "no-such-model"}
+    asked = [
+        (PATH, chat),
+        ("/v1/completions", many),
+        (PATH, unknown),
+        (PATH, {**chat, "messages": 1, "x": "y" * LARGE_BODY_BYTES}),
+    ] * 2
+    async with FakeWorker.open(store, script=says("hi")), running_proxy(store) as proxy:
+        await proxy.ready()
+        answers = await asyncio.gather(*(proxy.client.post(path, json=sent) for path, sent in asked))
+        assert [answer.status_code for answer in answers] == [400, 413, 404, 400] * 2
+        assert all(_error(answer.content) for answer in answers)
+        assert "lists and objects" in _error(answers[1].content)["message"]
+        assert (await proxy.chat()).status_code == 200

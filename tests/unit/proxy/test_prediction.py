@@ -7,14 +7,15 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from prefixcache.errors import ContextLengthExceeded, InvalidRequest
+from prefixcache.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from prefixcache.hashing import block_hashes, index_hashes
 from prefixcache.index.base import Match
-from prefixcache.limits import OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
+from prefixcache.limits import LARGE_BODY_BYTES, MAX_BODY_LISTS, OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
 from prefixcache.metrics import ProxyMetrics, exposition
 from prefixcache.rendering.renderer import Renderer
 from prefixcache.types import pack_tokens, unpack_tokens
@@ -258,3 +259,46 @@ async def test_other_exceptions_of_an_index_are_not_hidden() -> None:
 
     with pytest.raises(RuntimeError):
         await Predictor(ProxyMetrics(), QuietLog(logging.getLogger("test"))).match(BrokenIndex(), [1])
+
+
+# --- large bodies -----------------------------------------------------------------------------------------
+
+
+async def test_large_bodies_are_taken_apart_one_after_the_other(executor: CountingExecutor) -> None:
+    reader = PromptReader(executor)
+    first, second, small = ExitStack(), ExitStack(), ExitStack()
+    await reader.take_turn(first, LARGE_BODY_BYTES)
+    waiting = asyncio.create_task(reader.take_turn(second, LARGE_BODY_BYTES))
+    await reader.take_turn(small, LARGE_BODY_BYTES - 1)
+    assert not waiting.done()
+    first.close()
+    await waiting
+    first.close()  # a second time gives nobody else's turn away
+    third = asyncio.create_task(reader.take_turn(ExitStack(), LARGE_BODY_BYTES))
+    await asyncio.sleep(0)
+    assert not third.done()
+    second.close()
+    await third
+
+
+async def test_whoever_leaves_while_waiting_for_a_turn_has_none(executor: CountingExecutor) -> None:
+    reader = PromptReader(executor)
+    first = ExitStack()
+    await reader.take_turn(first, LARGE_BODY_BYTES)
+    gone, turn = ExitStack(), ExitStack()
+    waiting = asyncio.create_task(reader.take_turn(gone, LARGE_BODY_BYTES))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    gone.close()
+    first.close()
+    await asyncio.wait_for(reader.take_turn(turn, LARGE_BODY_BYTES), 5)
+
+
+async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(executor: CountingExecutor) -> None:
+    def parse(body: bytes) -> None:
+        raise AssertionError("it was parsed")
+
+    with pytest.raises(RequestTooLarge, match="131072 lists and objects"):
+        await PromptReader(executor).parse(parse, b"[" * (MAX_BODY_LISTS + 1))
+    assert executor.threads == []

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from prefixcache.limits import MAX_PREDICTED_COMMAS, MAX_PREDICTED_LISTS
+from prefixcache.limits import MAX_BODY_COMMAS, MAX_BODY_LISTS
 from proxy.engines.request_fields import BodyFields, read_fields
 
 JSON = "application/json"
@@ -60,7 +60,7 @@ def test_what_is_no_object_is_nothing(body: bytes, is_predicted: bool) -> None:
 
 @pytest.mark.parametrize("part", ["[]", '{"a":1}', "1,2,3"])
 def test_of_a_prompt_of_too_many_parts_only_the_model_is_read(part: str) -> None:
-    most = MAX_PREDICTED_COMMAS // 3 if part == "1,2,3" else MAX_PREDICTED_LISTS
+    most = MAX_BODY_COMMAS // 3 if part == "1,2,3" else MAX_BODY_LISTS
     for count, is_read in ((most // 2, True), (most + 1, False)):
         body = ('{"model":"m","prompt":[' + ",".join([part] * count) + "]}").encode()
         fields = read_fields(body, JSON, is_predicted=True)
