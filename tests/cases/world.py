@@ -138,4 +138,5 @@ async def open_world(
                 tokenizer=Tokenizer.from_buffer(files.files[TOKENIZER_JSON]),
                 placeholders=Placeholders(model=MODEL, vocab_size=renderer.vocab_size),
             )
+        await stack.aclose()  # it reads the index in many steps, so nobody may write meanwhile
         await store.index(workers[0].record.namespace).check_integrity()

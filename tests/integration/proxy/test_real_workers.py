@@ -67,6 +67,7 @@ async def _stack(valkey: Server, *, num_workers: int = 2, step_delay_s: float = 
         async with running_proxy(store) as proxy:
             await proxy.ready(num_workers)
             yield Stack(proxy=proxy, store=store, workers=workers)
+        await stack.aclose()  # it reads the index in many steps, so nobody may write meanwhile
         await store.index(workers[0].record.namespace).check_integrity()
 
 
