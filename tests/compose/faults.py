@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tests.compose.account import DOOR, NOTHING, STREAMS, Allowance
+from tests.compose.account import DOOR, NO_DOOR, NOTHING, STREAMS, Allowance
 from tests.support.compose import ComposeStack
 from tests.support.containers import Container
 
@@ -40,7 +40,8 @@ def killed(service: str) -> Fault:
         victim.kill()
         return partial(_await_restart, stack, victim)
 
-    return Fault(name=f"kill -9 {service}", begin=begin, allowance=_allowance(service))
+    allowance = NO_DOOR if service == "edge" else _allowance(service)
+    return Fault(name=f"kill -9 {service}", begin=begin, allowance=allowance)
 
 
 def alone(fault: Fault, allowance: Allowance | None = None) -> Fault:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from tests.compose import faults, survival
-from tests.compose.account import DOOR, NOTHING, STREAMS, Account, Allowance, Outcome
+from tests.compose.account import DOOR, NO_DOOR, NOTHING, STREAMS, Account, Allowance, Outcome
 from tests.compose.faults import Fault, alone, cut_off, flushed, killed, paused, restarted, scaled
 from tests.compose.findings import Findings
 from tests.compose.load import SteadyLoad
@@ -210,6 +210,7 @@ def test_scaling_is_no_fault_and_a_proxy_may_cut_what_it_has(monkeypatch: pytest
     )
     assert alone(killed("proxy")).name == "kill -9 proxy, the only one"
     assert killed("proxy").allowance is paused("edge").allowance is cut_off("proxy").allowance is STREAMS
+    assert killed("edge").allowance is NO_DOOR
 
 
 @pytest.mark.parametrize(
