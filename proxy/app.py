@@ -16,7 +16,7 @@ from aiohttp import web
 from prefixcache.errors import NoWorkerReady, PrefixCacheError
 from prefixcache.hashing import engine_namespace
 from prefixcache.keeper import Keeper
-from prefixcache.limits import DRAIN_TIMEOUT_S, HELD_DOWN_S, TOKENIZE_THREADS
+from prefixcache.limits import DRAIN_TIMEOUT_S, HELD_DOWN_S, MAX_BODY_BYTES, TOKENIZE_THREADS
 from prefixcache.load import new_proxy_id
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.rendering.engine_prompt import EnginePrompts
@@ -111,7 +111,7 @@ def create_app(parts: AppParts) -> web.Application:
     middlewares = [access_middleware(metrics), error_middleware, departure.middleware()]
     if parts.cors_origins:
         middlewares.append(cors_middleware(parts.cors_origins))
-    app = web.Application(middlewares=middlewares)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
     if parts.cors_origins:
         app.on_response_prepare.append(cors_signal(parts.cors_origins))
     app.on_response_prepare.append(departure.close_connection)

@@ -14,6 +14,7 @@ from prefixcache.errors import InvalidRequest, RequestError, Unavailable, Worker
 from prefixcache.limits import RETRY_AFTER_S
 from proxy.access_log import ACCESS_RECORD
 from proxy.json_answers import json_answer
+from proxy.request_body import body_too_large
 
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_PATH_CHARS = 200
@@ -71,6 +72,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     """Turns whatever a handler raises before its answer began into an envelope."""
     try:
         return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        return _recorded(request, body_too_large())
     except web.HTTPException as error:
         return _http_answer(request, error)
     except web.RequestPayloadError:

@@ -121,7 +121,7 @@ async def test_rw_053_half_of_the_clients_leave_at_any_point(valkey: Server) -> 
         async def one(number: int) -> str:
             call = _chat(world.placeholders.text(60, seed=f"053 {number}"), stream=random.random() < 0.5, max_tokens=20)
             await asyncio.sleep(random.uniform(0.0, 2.0))
-            leave = Leave(after_s=random.uniform(0.0, 0.3), how=random.choice(["fin", "rst"]))
+            leave = Leave(after_s=random.uniform(0.0, 0.1), how=random.choice(["fin", "rst"]))
             return (await ask(world.proxy.port, _request(call), leave=leave if number % 2 else None)).end
 
         ends = Counter(await asyncio.gather(*(one(number) for number in range(NUM_REQUESTS))))

@@ -95,10 +95,10 @@ def _requests(deployment: Deployment) -> list[tuple[str, dict[str, Any]]]:
     kinds: Sequence[dict[str, Any]] = (
         {},
         {"stop": "to be filled in", "frequency_penalty": 0.5},
-        sampled,
+        {**sampled, "stop": "to be filled in"},
         accents,
         {**sampled, "presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
-        {"logprobs": 2},
+        {"logprobs": 2, "stop": "to be filled in"},
         {**sampled, "n": 2},
         SMILES if deployment.model == "sim" else accents,
         EUROS if deployment.model == "sim" else accents,
