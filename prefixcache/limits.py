@@ -7,8 +7,9 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 """Agent prompts pass aiohttp's default of 1 MiB daily."""
 MAX_BODY_LISTS = 131_072
 MAX_BODY_COMMAS = 2_500_000
-"""A body with more objects and lists, or members, than a context of a million tokens has is not taken apart: that would
-hold up all others for over 50 ms and take 30 times its bytes (3.5 million short lists: 1.1 s). Text counts, too."""
+"""A body with more objects and lists than a context of a million tokens has, or with more members than
+MAX_TOKENIZE_CHARS ids, is not taken apart: that would hold up all others for over 50 ms and take up to 30 times its
+bytes (3.5 million short lists: 1.1 s). Text counts, too."""
 MAX_HEADER_LINE_BYTES = 16 * 1024
 """The request line, or one header: edge and proxy take the same, so that neither's word depends on the other."""
 MAX_MESSAGES = 16_384
