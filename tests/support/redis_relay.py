@@ -41,7 +41,8 @@ class RedisRelay:
             await asyncio.gather(up, down, return_exceptions=True)
         finally:
             for each in (writer, below_writer):
-                each.close()
+                each.close()  # Both before the first wait, which may be cancelled.
+            for each in (writer, below_writer):
                 with contextlib.suppress(OSError):
                     await each.wait_closed()
 
