@@ -273,7 +273,10 @@ class WorkerMetrics:
         self.step_seconds = histogram("step_seconds", "Time of one engine step", buckets=STEP_BUCKETS_S)
 
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of started requests")
-        self.cached_tokens = counter("cached_tokens", "Prompt tokens whose KV was reused")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens whose KV was reused, in whole blocks")
+        self.copied_tokens = counter(
+            "copied_tokens", "Prompt tokens whose KV was copied from a block that begins alike"
+        )
         self.generation_tokens = counter("generation_tokens", "Output tokens")
         self.prefill_tokens = counter("prefill_tokens", "Tokens computed in prefill chunks")
         self.prefill_seconds = counter(

@@ -163,11 +163,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a request cost. Token counts; seconds on the worker's clock."""
 
     cached_tokens: int
-    """Prompt tokens whose KV was reused: the truth that the client is told."""
+    """Prompt tokens whose KV was reused, in whole blocks: the truth that the client is told, as engines count it."""
+    copied_tokens: int = 0
+    """Less than a block of them after those, copied from a block that begins alike."""
     computed_tokens: int
     """Tokens computed in prefills, also those of `output_ids` and most of those repeated after a preemption.
 
-    Without either, cached + computed = prompt.
+    Without either, cached + copied + computed = prompt.
     """
     output_tokens: int
     """Drawn by this worker: `output_ids` are not counted."""

@@ -20,6 +20,9 @@ INDEX_BLOCK_BYTES = 256
 Unit = Literal["token", "byte"]
 """What the prompt of a plain engine is measured in: token ids, or bytes where its tokenizer is not known."""
 
+TOKEN_BYTES = 4
+"""Of a packed id."""
+
 if sys.byteorder != "little" or array("I").itemsize != 4:
     raise ImportError("prefixcache packs token ids as u32 little-endian and runs on little-endian hosts only")
 
@@ -34,6 +37,12 @@ def unpack_tokens(packed: bytes) -> array[int]:
     ids = array("I")
     ids.frombytes(packed)
     return ids
+
+
+def num_common_tokens(packed: bytes, other: bytes) -> int:
+    """With how many equal ids both begin."""
+    size = min(len(packed), len(other))
+    return next((place for place in range(size) if packed[place] != other[place]), size) // TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

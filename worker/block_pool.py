@@ -1,11 +1,11 @@
 """The block pool: which KV block holds what, who uses it, and which one gives way.
 
-             allocate                      register                      release (last user)
+             allocate                   register, keep                   release (last user)
     free ───────────────► in use, unnamed ───────────► in use, findable ─────────────────────► cached-idle
      ▲                        │ release                                ◄───────────────────────    │
      └────────────────────────┴──────────────────────────────────────  hold                        │
      ▲                                                                                             │
-     └──────────────────── evict (a leaf only: no registered child) ◄──────────────────────────────┘
+     └──────────────────── evict (a leaf only: no findable child) ◄────────────────────────────────┘
 
 Registered blocks form radix trees: a child is found by the chained hash of its whole prefix and believed only if its
 token ids, its parent block and its root are the expected ones.
@@ -15,6 +15,12 @@ token ids, its parent block and its root are the expected ones.
 
 A request holds a reference on every block of its table, and its registered blocks are a path from the root. So below an
 idle block every block is idle: all idle blocks can be evicted, leaf by leaf.
+
+Less than a block is reused by copying it: of what may come after a prefix, the newest child tells with how many tokens
+it begins. The last block of a request that ends is seldom full; it is kept as such a child, without a hash of its own.
+
+    root ── [b3 | "the"] ── [b7 | "ca|"]        kept: whoever goes on with "cab" copies two rows of b7 into a block of
+                                                its own
 """
 
 from __future__ import annotations
@@ -26,16 +32,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from prefixcache.errors import IntegrityError
+from prefixcache.types import num_common_tokens
 from worker.index_changes import IndexChanges
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One KV block. `hash` is None until its content is registered; only then do the fields after it mean anything."""
+    """One KV block. Until its content is findable the fields after `is_findable` mean nothing."""
 
     id: int
     ref_count: int = 0
+    is_findable: bool = False
     hash: int | None = None
+    """None of a kept one, which is not full."""
     parent: Block | None = field(default=None, repr=False)
     """None for the first block of a prefix."""
     root: int = 0
@@ -43,7 +52,9 @@ class Block:
     depth: int = 0
     """Blocks before it in its prefix."""
     num_children: int = 0
-    """Registered blocks whose parent it is."""
+    """Findable blocks whose parent it is."""
+    newest_child: Block | None = field(default=None, repr=False)
+    """The one that became findable last, if it still is."""
     registered_at: int = 0
     last_use: int = 0
     """Number of its latest release, in the order of all of them."""
@@ -52,7 +63,7 @@ class Block:
 
     @property
     def is_evictable(self) -> bool:
-        return self.hash is not None and not self.ref_count and not self.num_children
+        return self.is_findable and not self.ref_count and not self.num_children
 
     def is_continuation(self, parent: Block | None, root: int, token_ids: bytes) -> bool:
         """Whether it may stand for these tokens after this parent: what decides once a hash was found."""
@@ -69,6 +80,8 @@ class BlockPool:
         self._blocks = [Block(id=number) for number in range(num_blocks)]
         self._free = list(range(num_blocks - 1, -1, -1))
         self._by_hash: dict[int, Block] = {}
+        self._newest_of_root: dict[int, Block] = {}
+        """As a block's newest child, for those without a parent."""
         self._leaves: list[tuple[int, int, int]] = []
         """Heap of (last use, -depth, id): oldest first, deepest first among equals. An entry may be outdated."""
         self._num_idle = 0
@@ -130,6 +143,15 @@ class BlockPool:
             return None
         return block.id
 
+    def find_beginning(self, parent_id: int | None, *, token_ids: bytes, root: int) -> tuple[int, int] | None:
+        """A block to copy from, and how many of these packed tokens it begins with: the newest child of that parent.
+
+        None if it begins with none of them. Takes no reference.
+        """
+        block = self._newest(None if parent_id is None else self._blocks[parent_id], root)
+        num_tokens = 0 if block is None else num_common_tokens(block.token_ids, token_ids)
+        return None if block is None or not num_tokens else (block.id, num_tokens)
+
     def is_findable(self, value: int) -> bool:
         """Whether a block stands under that chained hash, so that those before it in the chain do, too.
 
@@ -173,7 +195,7 @@ class BlockPool:
         parent unnamed    False, for then nothing could tell whose child it is
         """
         block = self._blocks[table[position]]
-        assert block.hash is None and block.ref_count == 1
+        assert not block.is_findable and block.ref_count == 1
         parent = self._blocks[table[position - 1]] if position else None
         if parent is not None and parent.hash is None:
             return False
@@ -185,25 +207,74 @@ class BlockPool:
             table[position] = present.id
             self._change_ref_count(block, -1)
             return True
-        self._num_changes += 1
-        block.hash, block.parent, block.root, block.token_ids = value, parent, root, token_ids
-        block.depth, block.registered_at = position, self._num_changes
+        self._name(block, parent, position, token_ids=token_ids, root=root)
+        block.hash = value
         self._by_hash[value] = block
-        if parent is not None:
-            parent.num_children += 1
         if self._ends_index_block(block):
             self.index_changes.store(value)
         return True
 
+    def keep(self, table: Sequence[int], position: int, *, token_ids: bytes, root: int) -> None:
+        """Makes the leading tokens of block table[position], all that is computed of it, findable as a beginning.
+
+        Its user is about to release it, and nobody else may hold it. Left as it is where nothing could tell whose child
+        it is, or where the newest child begins with all of them.
+        """
+        block = self._blocks[table[position]]
+        assert not block.is_findable and block.ref_count == 1
+        parent = self._blocks[table[position - 1]] if position else None
+        if parent is not None and parent.hash is None:
+            return
+        newest = self._newest(parent, root)
+        if newest is None or not newest.token_ids.startswith(token_ids):
+            self._name(block, parent, position, token_ids=token_ids, root=root)
+
     # --- state changes, each in one place -------------------------------------------------------------------
 
+    def _name(self, block: Block, parent: Block | None, depth: int, *, token_ids: bytes, root: int) -> None:
+        """Makes it findable. A kept one that nobody finds any more, because this is newer, is freed."""
+        self._num_changes += 1
+        block.is_findable = True
+        block.parent, block.root, block.token_ids = parent, root, token_ids
+        block.depth, block.registered_at = depth, self._num_changes
+        older = self._newest(parent, root)
+        if parent is None:
+            self._newest_of_root[root] = block
+        else:
+            parent.num_children += 1
+            parent.newest_child = block
+        if older is not None and older.hash is None and not older.ref_count:
+            self._forget(older)
+
+    def _newest(self, parent: Block | None, root: int) -> Block | None:
+        return self._newest_of_root.get(root) if parent is None else parent.newest_child
+
+    def _forget(self, block: Block) -> None:
+        """Frees an idle leaf."""
+        if block.hash is not None:
+            del self._by_hash[block.hash]
+            if self._ends_index_block(block):
+                self.index_changes.remove(block.hash)
+        parent = block.parent
+        if parent is None:
+            if self._newest_of_root.get(block.root) is block:
+                del self._newest_of_root[block.root]
+        elif parent.newest_child is block:
+            parent.newest_child = None
+        block.is_findable, block.parent, block.hash, block.token_ids = False, None, None, b""
+        self._num_idle -= 1
+        self._free.append(block.id)
+        if parent is not None:
+            parent.num_children -= 1
+            self._offer_leaf(parent)
+
     def _change_ref_count(self, block: Block, change: int) -> None:
-        was_idle = block.hash is not None and not block.ref_count
+        was_idle = block.is_findable and not block.ref_count
         block.ref_count += change
         assert block.ref_count >= 0
         if block.ref_count:
             self._num_idle -= was_idle
-        elif block.hash is None:
+        elif not block.is_findable:
             self._free.append(block.id)
         else:
             self._num_idle += 1
@@ -228,20 +299,12 @@ class BlockPool:
         return None
 
     def _evict_one(self) -> None:
-        """Frees the least recently used leaf and forgets its hash. There must be an idle block."""
+        """Frees the least recently used leaf. There must be an idle block."""
         block = self._next_evicted()
-        assert block is not None and block.hash is not None
+        assert block is not None
         heapq.heappop(self._leaves)
-        del self._by_hash[block.hash]
-        if self._ends_index_block(block):
-            self.index_changes.remove(block.hash)
-        parent, block.parent, block.hash, block.token_ids = block.parent, None, None, b""
-        self._num_idle -= 1
-        self._free.append(block.id)
+        self._forget(block)
         self.num_evictions += 1
-        if parent is not None:
-            parent.num_children -= 1
-            self._offer_leaf(parent)
 
     def _ends_index_block(self, block: Block) -> bool:
         return block.depth % self._stride == self._stride - 1
@@ -262,10 +325,10 @@ class BlockPool:
         for block in self._blocks:
             if block.ref_count != users[block.id]:
                 raise IntegrityError(f"{block} has {users[block.id]} users, not {block.ref_count}")
-            is_free = block.hash is None and not block.ref_count
+            is_free = not block.is_findable and not block.ref_count
             if is_free != (block.id in free):
                 raise IntegrityError(f"{block} is wrongly in or not in the free list")
-        idle = sum(block.hash is not None and not block.ref_count for block in self._blocks)
+        idle = sum(block.is_findable and not block.ref_count for block in self._blocks)
         in_use = sum(block.ref_count > 0 for block in self._blocks)
         if idle != self._num_idle:
             raise IntegrityError(f"{idle} blocks are idle, counted {self._num_idle}")
@@ -273,17 +336,20 @@ class BlockPool:
             raise IntegrityError(f"{len(free)} free + {idle} idle + {in_use} in use")
 
     def _check_tree(self) -> None:
-        registered = [block for block in self._blocks if block.hash is not None]
-        children = Counter(block.parent.id for block in registered if block.parent is not None)
-        if len(registered) != len(self._by_hash):
-            raise IntegrityError("hash table and blocks differ in number")
+        findable = [block for block in self._blocks if block.is_findable]
+        children = Counter(block.parent.id for block in findable if block.parent is not None)
+        registered = {block.hash: block for block in findable if block.hash is not None}
+        if registered != self._by_hash:
+            raise IntegrityError("the hash table does not lead to the blocks that have these hashes")
         for block in self._blocks:
             if block.num_children != children[block.id]:
                 raise IntegrityError(f"{block.id} has {children[block.id]} children")
-        for block in registered:
-            assert block.hash is not None
-            if self._by_hash.get(block.hash) is not block:
-                raise IntegrityError(f"hash {block.hash:x} does not lead to block {block.id}")
+            if (newest := block.newest_child) is not None and not (newest.is_findable and newest.parent is block):
+                raise IntegrityError(f"block {block.id}: {newest.id} is no child of it")
+        for root, block in self._newest_of_root.items():
+            if not block.is_findable or block.parent is not None or block.root != root:
+                raise IntegrityError(f"block {block.id} does not begin at root {root:x}")
+        for block in findable:
             if (block.parent is None) != (block.depth == 0):
                 raise IntegrityError(f"block {block.id}: depth {block.depth}")
             if (parent := block.parent) is not None:
@@ -297,7 +363,7 @@ class BlockPool:
                     raise IntegrityError(f"block {block.id} has another root than its parent")
                 if block.ref_count and not parent.ref_count:
                     raise IntegrityError(f"block {block.id} in use, its parent idle")
-        held = {block.hash for block in registered if self._ends_index_block(block)}
+        held = {value for value, block in registered.items() if self._ends_index_block(block)}
         if held != self.index_changes.held():
             raise IntegrityError("the index changes know other hashes than the blocks")
 

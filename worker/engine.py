@@ -362,7 +362,7 @@ class Engine:
         self._fail(sequence, "worker_fault", f"the worker failed on this request: {error}")
 
     def _fail(self, sequence: Sequence, kind: FailKind, message: str) -> None:
-        self._scheduler.finish(sequence)
+        self._scheduler.finish(sequence, failed=True)
         self._counts.ended(sequence, kind, self._clock())
         self._report(sequence, Fail(id=sequence.id, kind=kind, message=message))
 

@@ -50,6 +50,7 @@ class EngineCounts:
         if sequence.started_at is not None:
             metrics.prompt_tokens.inc(sequence.num_prompt_tokens)
             metrics.cached_tokens.inc(sequence.cached_tokens)
+            metrics.copied_tokens.inc(sequence.copied_tokens)
         if sequence.first_token_at is not None:
             metrics.request_decode_time.observe(now - sequence.first_token_at)
 

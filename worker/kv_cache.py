@@ -91,6 +91,11 @@ class LayerCache:
         self.keys.flatten(0, 1).index_copy_(0, slots, keys)
         self.values.flatten(0, 1).index_copy_(0, slots, values)
 
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Puts the first rows of one block into another."""
+        for pool in (self.keys, self.values):
+            pool[target, :num_tokens] = pool[source, :num_tokens]
+
     def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of the rows of `blocks` [n], in that order: two tensors [n * block_size, num_kv_heads, dim]."""
         return _gather(self.keys, blocks), _gather(self.values, blocks)
@@ -134,6 +139,11 @@ class KVCache:
                 f"{num_blocks} KV blocks take {num_blocks * shape.bytes_per_block:,} bytes, which {place} "
                 f"refuses: give less KV memory ({error})"
             ) from error
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Puts the KV of the first tokens of one block into another, in all layers."""
+        for layer in self.layers.values():
+            layer.copy(source, target, num_tokens)
 
     def _allocate(self, layer: LayerShape) -> LayerCache:
         return LayerCache(

@@ -74,6 +74,7 @@ class TorchRunner(Runner):
     def logits(self, shares: Sequence[StepShare]) -> Tensor:
         """[num_samples, vocab_size] after the last token of every share with a sample; KV of all shares is written."""
         torch.set_num_threads(self._threads)  # OpenMP keeps it per calling thread: a new thread starts with all cores
+        self._copy_beginnings(shares)
         step = StepLayout.pack(shares, self.limits.block_size, self.cache.device)
         with attending(self._backend, step):
             output = self._model(
@@ -84,6 +85,12 @@ class TorchRunner(Runner):
             )
         logits: Tensor = output.logits[0, : step.num_samples]
         return logits
+
+    def _copy_beginnings(self, shares: Sequence[StepShare]) -> None:
+        for share in shares:
+            if share.copied_block is not None:
+                place, num_tokens = divmod(share.start, self.limits.block_size)
+                self.cache.copy(share.copied_block, share.block_table[place], num_tokens)
 
     def _fault(self, share: StepShare) -> Exception | None:
         """Ids outside the vocabulary would end the whole forward."""

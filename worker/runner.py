@@ -45,6 +45,8 @@ class StepShare:
     block_table: Sequence[int]
     sample: SampleSpec | None
     """None for a chunk that is not the last of its prefill."""
+    copied_block: int | None = None
+    """Whose KV is, up to `start`, that of the block in which the share begins: copied there before the step writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

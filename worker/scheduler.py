@@ -29,12 +29,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 
 from prefixcache.errors import IntegrityError
 from prefixcache.limits import MAX_RUNNING_REQUESTS, MAX_STEP_S, MAX_STEP_TOKENS
 from prefixcache.routing.order import Order
 from prefixcache.routing.slices import is_to_be_sliced, may_pass, slice_tokens
 from worker.block_pool import BlockPool
+from worker.reuse import Reusable, find_blocks, find_reusable
 from worker.sequence import Sequence
 from worker.step_budget import StepBudget
 from worker.step_costs import ChunkCost
@@ -117,20 +119,32 @@ class Scheduler:
         self._live[sequence.key] = sequence
         self.waiting.add(sequence)
 
-    def finish(self, sequence: Sequence) -> None:
-        """Removes a request wherever it is. Blocks registered so far stay findable, the others are free again."""
+    def finish(self, sequence: Sequence, *, failed: bool = False) -> None:
+        """Removes a request wherever it is. What is computed of it stays findable, the other blocks are free again.
+
+        `failed`: in its step, so that nothing but its registered blocks can be trusted.
+        """
         del self._live[sequence.key]
         if sequence in self.running:
-            self._leave(sequence)
+            self._leave(sequence, failed=failed)
         else:
             self.waiting.remove(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence, *, failed: bool = False) -> None:
         """Takes it out of the running ones, its blocks from it."""
         self.running.remove(sequence)
         self._end_slices(sequence, True)
+        if not failed:
+            self._keep_begun(sequence)
         self.pool.release(sequence.block_table)
         sequence.forget_blocks()
+
+    def _keep_begun(self, sequence: Sequence) -> None:
+        """The block that is not full, if something of it is computed."""
+        place, num_tokens = divmod(sequence.num_computed_tokens, self._block_size)
+        if num_tokens and place == sequence.num_registered_blocks:
+            content = sequence.content_after(place, sequence.num_computed_tokens)
+            self.pool.keep(sequence.block_table, place, token_ids=content, root=sequence.root)
 
     # --- deciding -------------------------------------------------------------------------------------------
 
@@ -154,6 +168,7 @@ class Scheduler:
                 self._plan_running(plan, self.running[place])
             place += 1
         self._choose(plan, now=now, prefill_rate=prefill_rate)
+        self.pool.release(plan.copied)  # Until the step copies them nothing is allocated.
         return plan
 
     def _is_slice_over(self, sequence: Sequence) -> bool:
@@ -170,7 +185,7 @@ class Scheduler:
             self._plan_chunk(plan, sequence, num_tokens)
 
     def _take_found(self, sequence: Sequence) -> None:
-        found = self._match(sequence)
+        found = find_blocks(self.pool, sequence)
         self.pool.hold(found)
         if found:
             sequence.reuse(found)
@@ -192,33 +207,17 @@ class Scheduler:
         self._end_slices(sequence, end == sequence.num_tokens)
 
     def _chunk_tokens(self, plan: StepPlan, sequence: Sequence, start: int) -> int:
-        """Tokens of a chunk from `start`, a block's first token; chunks but the last end with a block. 0 = not now."""
+        """Tokens of a chunk from `start`; chunks but the last end with a block. 0 = not now."""
         if self._sits_out(plan, sequence, start // self._block_size):
             return 0
         end = min(start + plan.budget.num_tokens_from(start), sequence.num_tokens)
         if end < sequence.num_tokens:
             end = end // self._block_size * self._block_size
-        return end - start
+        return max(end - start, 0)
 
     def _sits_out(self, plan: StepPlan, sequence: Sequence, position: int) -> bool:
         """Whether the block that it needs next is being computed in this step."""
         return position < sequence.num_reusable_blocks and sequence.block_hash(position) in plan.computing
-
-    def _match(self, sequence: Sequence) -> list[int]:
-        """Findable blocks that continue its table."""
-        table, found = sequence.block_table, list[int]()
-        parent_id = table[-1] if table else None
-        for position in range(len(table), sequence.num_reusable_blocks):
-            parent_id = self.pool.find(
-                parent_id,
-                value=sequence.block_hash(position),
-                token_ids=sequence.block_content(position),
-                root=sequence.root,
-            )
-            if parent_id is None:
-                break
-            found.append(parent_id)
-        return found
 
     def _ensure_blocks(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> bool:
         """Makes the table cover `num_tokens` tokens, preempting the newest requests; False if that was itself."""
@@ -322,25 +321,31 @@ class Scheduler:
                 continue
             if self._num_missing_blocks(sequence, candidate.num_found_blocks) + promised > self.pool.num_available:
                 return
-            found = self._match(sequence)
-            needed = self._num_missing_blocks(sequence, len(found))
-            if needed + promised > self.pool.num_available - self.pool.count_idle(found):
+            found = find_reusable(self.pool, sequence)
+            missing = self._num_missing_blocks(sequence, len(found.blocks))
+            num_spare = self.pool.num_available - missing - promised
+            if num_spare < self.pool.count_idle(found.blocks):
                 return
-            num_tokens = self._chunk_tokens(plan, sequence, len(found) * self._block_size)
+            if found.copied is not None and num_spare < self.pool.count_idle([*found.blocks, found.copied[0]]):
+                found = replace(found, copied=None)  # Its room is needed.
+            start = len(found.blocks) * self._block_size + found.num_copied_tokens
+            num_tokens = self._chunk_tokens(plan, sequence, start)
             if not num_tokens:
                 continue
             self._start(plan, sequence, found, num_tokens, num_slice_tokens)
             promised += self._num_missing_blocks(sequence, len(sequence.block_table))
 
     def _start(
-        self, plan: StepPlan, sequence: Sequence, found: list[int], num_tokens: int, num_slice_tokens: int
+        self, plan: StepPlan, sequence: Sequence, found: Reusable, num_tokens: int, num_slice_tokens: int
     ) -> None:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         plan.admitted.append(sequence)
-        self.pool.hold(found)
-        if found:
-            sequence.reuse(found)
+        self.pool.hold(found.blocks)
+        if found.copied is not None:
+            plan.copied.append(found.copied[0])
+            self.pool.hold(plan.copied[-1:])
+        sequence.reuse(found.blocks, copied=found.copied)
         if self._is_to_be_sliced(sequence, sequence.num_uncomputed_tokens, num_slice_tokens):
             self._sliced[sequence] = num_slice_tokens
         has_blocks = self._take_blocks(sequence, sequence.num_computed_tokens + num_tokens)

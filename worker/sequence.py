@@ -46,8 +46,13 @@ class Sequence:
         self.block_table: list[int] = []
         self.num_computed_tokens = 0
         self.num_registered_blocks = 0
+        self.copied_block: int | None = None
+        """From which its next step copies what is reused of the block after the registered ones."""
 
         self.cached_tokens = 0
+        """Of the prompt, in whole blocks, as engines report them."""
+        self.copied_tokens = 0
+        """Those after them that a block which begins alike had."""
         self.prefilled_tokens = 0
         self.num_preemptions = 0
         self.arrived_at = arrived_at
@@ -100,6 +105,11 @@ class Sequence:
         start = position * self._block_size
         return self.tokens[start : start + self._block_size].tobytes()
 
+    def content_after(self, num_blocks: int, end: int) -> bytes:
+        """Packed ids behind the first `num_blocks` blocks up to token `end`, a block of them at most."""
+        start = num_blocks * self._block_size
+        return self.tokens[start : min(start + self._block_size, end)].tobytes()
+
     def sample_spec(self) -> SampleSpec:
         """How the token after the last one is drawn."""
         # A copy of the output, for a view would keep the array from growing; 4 KB for 1,000 tokens.
@@ -112,19 +122,29 @@ class Sequence:
             stop_token_ids=self.stop_token_ids,
         )
 
-    def reuse(self, block_ids: list[int]) -> None:
-        """Appends blocks found in the pool, already held, to the table; everything before them is computed."""
+    def reuse(self, block_ids: list[int], *, copied: tuple[int, int] | None = None) -> None:
+        """Appends blocks found in the pool, already held, to the table; everything before them is computed.
+
+        `copied`: a block and how many of its tokens the next step copies into the one after them.
+        """
         self.block_table += block_ids
         self.num_registered_blocks = len(self.block_table)
-        reached = len(self.block_table) * self._block_size
+        self.cached_tokens += self._reach_by_reuse(len(self.block_table) * self._block_size)
+        if copied is not None:
+            self.copied_block, num_copied = copied
+            self.copied_tokens += self._reach_by_reuse(self.num_computed_tokens + num_copied)
+
+    def _reach_by_reuse(self, num_tokens: int) -> int:
+        """How many tokens of the prompt have KV by it that had none before."""
         first_seen = max(self.num_computed_tokens, self._num_reached_tokens)
-        self.cached_tokens += max(min(reached, self.num_prompt_tokens) - min(first_seen, self.num_prompt_tokens), 0)
-        self._reach(reached)
+        self._reach(num_tokens)
+        return max(min(num_tokens, self.num_prompt_tokens) - min(first_seen, self.num_prompt_tokens), 0)
 
     def computed(self, num_tokens: int) -> None:
         """A step has computed the KV of the next `num_tokens` tokens."""
         if self.first_token_at is None or num_tokens > 1:
             self.prefilled_tokens += num_tokens
+        self.copied_block = None
         self._reach(self.num_computed_tokens + num_tokens)
 
     def _reach(self, num_tokens: int) -> None:
@@ -145,6 +165,7 @@ class Sequence:
         self.block_table = []
         self.num_computed_tokens = 0
         self.num_registered_blocks = 0
+        self.copied_block = None
 
     def usage(self, now: float) -> Usage:
         """What it has cost up to `now`."""
@@ -152,6 +173,7 @@ class Sequence:
         first_token_at = now if self.first_token_at is None else self.first_token_at
         return Usage(
             cached_tokens=self.cached_tokens,
+            copied_tokens=self.copied_tokens,
             computed_tokens=self.prefilled_tokens,
             output_tokens=self.num_output_tokens - self.num_continued_tokens,
             queue_s=started_at - self.arrived_at,

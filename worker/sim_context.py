@@ -6,7 +6,7 @@
 
 To read 14,000 tokens from 875 blocks for every token drawn would cost more than all else that a decode does, nearly all
 of it for memory that no cache holds any more. In between, the one block that is written may not have changed hands, as
-the write of each token checks.
+the write of each token checks; one that was begun by a copy has.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 import xxhash
 
-from prefixcache.types import pack_tokens, unpack_tokens
+from prefixcache.types import TOKEN_BYTES, pack_tokens, unpack_tokens
 from worker.runner import StepShare
-from worker.sim_kv import ID_BYTES, SimKV
+from worker.sim_kv import SimKV
 
 Place = tuple[int, int]
 """The block that holds a sequence's last token, and how many tokens there are: no two sequences have the same within a
@@ -32,7 +32,7 @@ class SimContext:
 
     def __init__(self, packed: bytes, num_output_tokens: int) -> None:
         self._hash = xxhash.xxh3_64(packed)
-        self.output = unpack_tokens(packed[len(packed) - ID_BYTES * num_output_tokens :])
+        self.output = unpack_tokens(packed[len(packed) - TOKEN_BYTES * num_output_tokens :])
 
     @property
     def digest(self) -> bytes:
@@ -62,7 +62,8 @@ class SimContexts:
 
     def after(self, share: StepShare, num_output_tokens: int) -> SimContext:
         """The sequence after a share that is written. Raises WorkerFault for what its blocks do not hold."""
-        context = self._last.get(self._place(share, share.start)) if share.start % self._block_size else None
+        goes_on = share.start % self._block_size and share.copied_block is None
+        context = self._last.get(self._place(share, share.start)) if goes_on else None
         if context is not None and len(context.output) + len(share.token_ids) == num_output_tokens:
             context.append(share.token_ids)
         else:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from prefixcache.errors import WorkerFault
-from prefixcache.types import pack_tokens
+from prefixcache.types import TOKEN_BYTES, pack_tokens
 from worker.runner import StepShare
-
-ID_BYTES = 4
 
 
 class SimKV:
@@ -15,7 +13,7 @@ class SimKV:
     """
 
     def __init__(self, *, num_blocks: int, block_size: int) -> None:
-        self._width = ID_BYTES * block_size
+        self._width = TOKEN_BYTES * block_size
         self._block_size = block_size
         self._contents = [b""] * num_blocks
         """Packed ids of each block's leading slots, as many as are written."""
@@ -28,13 +26,17 @@ class SimKV:
         """Puts a share's tokens behind those before it. Raises WorkerFault if those are not there."""
         data = pack_tokens(share.token_ids)
         place, slot = divmod(share.start, self._block_size)
+        if share.copied_block is not None:
+            target = share.block_table[place]
+            self._contents[target] = self._contents[share.copied_block][: TOKEN_BYTES * slot]
+            self._places[target] = self._places[share.copied_block]
         taken = 0
         while taken < len(data):
             block = share.block_table[place]
             before = b""
             if slot:
-                before = self._contents[block][: ID_BYTES * slot]
-                if self._places[block] != place or len(before) < ID_BYTES * slot:
+                before = self._contents[block][: TOKEN_BYTES * slot]
+                if self._places[block] != place or len(before) < TOKEN_BYTES * slot:
                     raise WorkerFault(f"block {block} lacks the tokens before slot {slot} of its place {place}")
             piece = data[taken : taken + self._width - len(before)]
             self._contents[block], self._places[block] = before + piece, self._order[place]
@@ -50,8 +52,8 @@ class SimKV:
         if places != self._order[: len(table)]:
             raise WorkerFault(f"blocks {list(table)} hold content of places {places}")
         context = b"".join(map(self._contents.__getitem__, table))
-        if len(context) != ID_BYTES * num_tokens:
-            raise WorkerFault(f"blocks {list(table)} hold {len(context) // ID_BYTES} tokens, not {num_tokens}")
+        if len(context) != TOKEN_BYTES * num_tokens:
+            raise WorkerFault(f"blocks {list(table)} hold {len(context) // TOKEN_BYTES} tokens, not {num_tokens}")
         return context
 
     def spoil(self, share: StepShare) -> None:

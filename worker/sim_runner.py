@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from prefixcache.errors import ConfigError
-from prefixcache.types import KV_BLOCK_SIZE, unpack_tokens
+from prefixcache.types import KV_BLOCK_SIZE, TOKEN_BYTES, unpack_tokens
 from worker.runner import Drawn, Runner, RunnerLimits, SampleSpec, StepShare
 from worker.sim_context import SimContexts
 from worker.sim_costs import CostModel
-from worker.sim_kv import ID_BYTES, SimKV
+from worker.sim_kv import SimKV
 from worker.sim_model import VOCAB_SIZE, logits_after
 from worker.sim_sampler import draw
 
@@ -97,5 +97,5 @@ class SimRunner(Runner):
         forced = None
         if self._forced is not None:
             whole = self._kv.read(share)
-            forced = self._forced(unpack_tokens(whole[: len(whole) - ID_BYTES * spec.index]), spec.index)
+            forced = self._forced(unpack_tokens(whole[: len(whole) - TOKEN_BYTES * spec.index]), spec.index)
         return draw(logits_after(context.digest, context.output), spec, forced=forced)

@@ -26,6 +26,7 @@ class PlannedShare:
             start=start,
             block_table=tuple(sequence.block_table),
             sample=sequence.sample_spec() if end == sequence.num_tokens else None,
+            copied_block=sequence.copied_block,
         )
 
 
@@ -38,6 +39,8 @@ class StepPlan:
     preempted: list[Sequence] = field(default_factory=list)
     budget: StepBudget
     """What prefills may still take."""
+    copied: list[int] = field(default_factory=list)
+    """Blocks that this step copies from."""
     computing: set[int] = field(default_factory=set)
     """Hashes of the full blocks that this step's chunks compute."""
 

@@ -134,7 +134,9 @@ async def test_rw_053_half_of_the_clients_leave_at_any_point(valkey: Server) -> 
         gauges = ("prefixcache_num_requests_waiting", "prefixcache_num_requests_running")
         await eventually(lambda: not any(map(world.proxy.metric, gauges)))
         assert all(link.ledger.is_idle for link in world.proxy.fleet.links)
-        later = [_chat(world.placeholders.text(60, seed=f"later {number}"), max_tokens=1) for number in range(NUM_LATER)]
+        later = [
+            _chat(world.placeholders.text(60, seed=f"later {number}"), max_tokens=1) for number in range(NUM_LATER)
+        ]
         shares = Counter([(await world.send(call)).headers["x-prefixcache-worker"] for call in later])
         assert min(shares["w0"], shares["w1"]) >= 0.3 * NUM_LATER, shares
 

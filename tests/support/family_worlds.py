@@ -37,6 +37,7 @@ class Answered:
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     cached_tokens: int = 0
+    copied_tokens: int = 0
 
 
 class FamilyWorld:
@@ -67,7 +68,8 @@ class FamilyWorld:
             second_turn = self._answer(engine, [[*first, *turn.output, *tokens(5)]], root=1)
             engine.assert_nothing_is_held()
         assert [answer.output for answer in warm] == [answer.output for answer in cold]
-        assert not any(answer.cached_tokens for answer in (turn, *cold))
+        assert not any(answer.cached_tokens + answer.copied_tokens for answer in (turn, *cold))
+        assert warm[0].cached_tokens + warm[0].copied_tokens == len(first) - 1
         for answer in (turn, *warm, *cold, *second_turn):
             self._check(answer)
         return sum(answer.cached_tokens for answer in (*warm, *second_turn))
@@ -93,6 +95,7 @@ class FamilyWorld:
                     output=engine.tokens(name),
                     logprobs=[each.logprob for entry in entries for each in entry.logprobs or ()],
                     cached_tokens=usage.cached_tokens,
+                    copied_tokens=usage.copied_tokens,
                 )
             )
         return answers

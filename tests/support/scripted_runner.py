@@ -142,6 +142,9 @@ class ScriptedRunner:
         if self.share_fault is not None and (error := self.share_fault(share)) is not None:
             self._spoil(share)
             return error
+        if share.copied_block is not None:
+            size = share.start % self.limits.block_size
+            self._slots(share, share.start)[:size] = self._memory[share.copied_block][:size]
         for position, token in enumerate(share.token_ids, share.start):
             self._slots(share, position)[position % self.limits.block_size] = (token, position)
         if share.sample is None:

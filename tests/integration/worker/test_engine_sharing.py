@@ -8,11 +8,10 @@ from tests.support.requests import generate
 from tests.support.seeds import seeded
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
-BLOCK = 16
 EIGHT = [f"r{number}" for number in range(8)]
 
 
-def test_eight_equal_prompts_compute_one_and_seven_blocks() -> None:
+def test_eight_equal_prompts_compute_one_and_seven_tokens() -> None:
     random = seeded("eight equal prompts")
     prompt = [random.randrange(VOCAB_SIZE) for _ in range(2_048)]
     model = tiny_model("Llama", max_position_embeddings=4_096)
@@ -21,7 +20,7 @@ def test_eight_equal_prompts_compute_one_and_seven_blocks() -> None:
     ) as running:
         running.wait_for(lambda: all(running.ending(name) for name in EIGHT), 60.0)
         usages = [running.end(name).usage for name in EIGHT]
-        assert sum(usage.computed_tokens for usage in usages) == len(prompt) + 7 * BLOCK
-        assert all(usage.computed_tokens + usage.cached_tokens == len(prompt) for usage in usages)
+        assert sum(usage.computed_tokens for usage in usages) == len(prompt) + 7
+        assert all(each.computed_tokens + each.copied_tokens + each.cached_tokens == len(prompt) for each in usages)
         assert len({tuple(running.tokens(name)) for name in EIGHT}) == 1
         running.assert_nothing_is_held()

@@ -52,6 +52,20 @@ def test_memory_the_system_refuses_is_a_config_error() -> None:
         KVCache(SHAPE, 2**45)
 
 
+def test_a_copy_puts_the_first_rows_of_a_block_into_another_in_all_layers() -> None:
+    cache = KVCache(SHAPE, 3)
+    for layer in cache.layers.values():
+        for pool in (layer.keys, layer.values):
+            pool.copy_(torch.arange(pool.numel()).view(pool.shape) % 251)
+    before = {index: (layer.keys.clone(), layer.values.clone()) for index, layer in cache.layers.items()}
+    cache.copy(2, 0, 5)
+    for index, layer in cache.layers.items():
+        for pool, was in zip((layer.keys, layer.values), before[index], strict=True):
+            assert torch.equal(pool[0, :5], was[2, :5])
+            assert torch.equal(pool[0, 5:], was[0, 5:])
+            assert torch.equal(pool[1:], was[1:])
+
+
 def test_rows_come_back_in_the_order_of_the_blocks() -> None:
     cache = KVCache(SHAPE, 4)
     keys = torch.arange(20 * 2 * 24).view(20, 2, 24).to(torch.bfloat16)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixcache.types import CacheGeometry, EngineGeometry, Unit, pack_tokens, unpack_tokens
+from prefixcache.types import CacheGeometry, EngineGeometry, Unit, num_common_tokens, pack_tokens, unpack_tokens
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
@@ -87,3 +87,12 @@ def test_predicted_hit_tokens_of_an_engine(
 ) -> None:
     geometry = EngineGeometry(unit=unit, block_size=block_size)
     assert geometry.predicted_hit_tokens(matched, prompt_tokens, tokens_per_unit=tokens_per_unit) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 2, 4], 2), ([256, 1], [512, 1], 0), ([1 << 31], [1], 0)],
+)
+def test_tokens_in_common_are_whole_ones(one: list[int], other: list[int], expected: int) -> None:
+    assert num_common_tokens(pack_tokens(one), pack_tokens(other)) == expected
+    assert num_common_tokens(pack_tokens(other), pack_tokens(one)) == expected

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from prefixcache.errors import IntegrityError
 from prefixcache.hashing import next_hash
+from prefixcache.types import pack_tokens
 from tests.support.manual_clock import ManualClock
 from worker.block_pool import BlockPool
 
@@ -57,6 +58,12 @@ class Tables:
             self.pool.register(table, position, value=value, token_ids=letter.encode(), root=root)
             for position, (letter, value) in enumerate(zip(letters, self.hashes(letters, root), strict=True))
         ]
+
+    def keep(self, table: list[int], position: int, tokens: bytes, root: int = ROOT) -> None:
+        self.pool.keep(table, position, token_ids=tokens, root=root)
+
+    def begins(self, parent: int | None, tokens: bytes, root: int = ROOT) -> tuple[int, int] | None:
+        return self.pool.find_beginning(parent, token_ids=tokens, root=root)
 
     def leave(self, table: list[int]) -> None:
         self.pool.release(table)
@@ -195,6 +202,102 @@ def test_a_block_in_use_and_its_ancestors_are_never_evicted(users: Tables) -> No
     assert users.pool.allocate(1) is None
 
 
+def begun(users: Tables, letters: str, *ids: int, root: int = ROOT) -> int:
+    """A user of these blocks and one that is not full, which ends; that one."""
+    table = users.pool.allocate(len(letters) + 1)
+    assert table is not None
+    users.tables.append(table)
+    assert all(users.register(table[:-1], letters, root))
+    users.keep(table, len(letters), pack_tokens(ids), root)
+    last = table[-1]
+    users.leave(table)
+    return last
+
+
+def test_a_block_that_is_not_full_is_found_by_what_it_begins_with(users: Tables) -> None:
+    kept = begun(users, "a", 5, 6, 7)
+    (parent,) = users.find("a")
+    assert users.begins(parent, pack_tokens([5, 6, 7, 8])) == (kept, 3)
+    assert users.begins(parent, pack_tokens([5, 6, 9])) == (kept, 2)
+    assert users.begins(parent, pack_tokens([5])) == (kept, 1)
+    assert users.begins(parent, pack_tokens([9, 6, 7])) is None
+    assert users.begins(parent, b"") is None
+    assert users.begins(None, pack_tokens([5, 6])) is None
+    assert (users.pool.num_idle, users.pool.num_registered) == (2, 1)
+
+
+def test_a_full_block_is_found_by_what_it_begins_with(users: Tables) -> None:
+    table = users.pool.allocate(1)
+    assert table is not None
+    users.tables.append(table)
+    assert users.pool.register(table, 0, value=1, token_ids=pack_tokens([5, 6, 7, 8]), root=ROOT)
+    assert users.begins(None, pack_tokens([5, 6, 9])) == (table[0], 2)
+    assert users.begins(None, pack_tokens([5, 6, 9]), root=ROOT + 1) is None
+
+
+def test_beginnings_of_other_roots_are_apart(users: Tables) -> None:
+    first, second = begun(users, "", 5, root=1), begun(users, "", 5, root=2)
+    assert users.begins(None, pack_tokens([5]), root=1) == (first, 1)
+    assert users.begins(None, pack_tokens([5]), root=2) == (second, 1)
+    assert users.begins(None, pack_tokens([5]), root=3) is None
+
+
+def test_of_blocks_that_are_not_full_each_parent_has_the_newest_one(users: Tables) -> None:
+    begun(users, "", 5, 6)
+    newest = begun(users, "", 5, 7)
+    assert users.begins(None, pack_tokens([5, 6])) == (newest, 1)
+    assert (users.pool.num_idle, users.pool.num_free) == (1, 7)
+    full = users.compute("a")
+    assert users.begins(None, pack_tokens([5, 6])) is None, "the full one is newer"
+    assert users.pool.num_free == 7
+    users.leave(full)
+
+
+def test_what_is_known_already_is_not_kept_twice(users: Tables) -> None:
+    longer = begun(users, "", 5, 6, 7)
+    again = users.pool.allocate(1)
+    assert again is not None
+    users.tables.append(again)
+    users.keep(again, 0, pack_tokens([5, 6]))
+    users.leave(again)
+    assert users.begins(None, pack_tokens([5, 6, 7])) == (longer, 3)
+    assert (users.pool.num_idle, users.pool.num_free) == (1, 7)
+
+
+def test_nothing_is_kept_behind_a_block_without_a_name(users: Tables) -> None:
+    table = users.pool.allocate(2)
+    assert table is not None
+    users.tables.append(table)
+    users.keep(table, 1, pack_tokens([5]))
+    users.leave(table)
+    assert users.pool.num_free == 8
+
+
+def test_a_block_that_is_not_full_goes_before_its_parent(users: Tables) -> None:
+    begun(users, "ab", 5)
+    taken = users.pool.allocate(6)
+    assert taken is not None
+    users.tables.append(taken)
+    (_, parent) = users.find("ab")
+    assert users.begins(parent, pack_tokens([5])) is None
+    assert users.pool.num_evictions == 1
+    assert users.pool.index_changes.held() == {users.hashes("ab")[1]}, "it was never told to the index"
+
+
+def test_one_that_is_held_outlives_a_newer_one(users: Tables) -> None:
+    """Whoever copies from it holds it until nothing can be allocated any more before the copy."""
+    held = begun(users, "", 5, 6)
+    users.pool.hold([held])
+    users.tables.append([held])
+    begun(users, "", 5, 7)
+    rest = users.pool.allocate(7)
+    assert rest is not None and held not in rest
+    users.tables.append(rest)
+    users.leave(users.tables[0])
+    assert users.pool.allocate(1) == [held]
+    users.tables.append([held])
+
+
 def test_index_changes_name_full_index_blocks_only(users: Tables) -> None:
     users.leave(users.compute("abcde"))
     hashes = users.hashes("abcde")
@@ -217,7 +320,9 @@ def test_the_heap_of_leaves_does_not_grow_with_use(users: Tables) -> None:
     assert users.find("ab") == []
 
 
-@pytest.mark.parametrize("damage", ["ref_count", "hash", "child", "parent", "free", "idle", "leaf", "index"])
+@pytest.mark.parametrize(
+    "damage", ["ref_count", "hash", "child", "newest", "root", "parent", "free", "idle", "leaf", "index"]
+)
 def test_check_integrity_sees_damage(damage: str) -> None:
     users = Tables(6)
     users.leave(users.compute("ab"))
@@ -233,6 +338,10 @@ def test_check_integrity_sees_damage(damage: str) -> None:
             del pool._by_hash[block.hash]
         case "child":
             pool._blocks[table[0]].num_children = 0
+        case "newest":
+            block.newest_child = block
+        case "root":
+            pool._newest_of_root[ROOT + 1] = block
         case "parent":
             block.parent = None
         case "free":

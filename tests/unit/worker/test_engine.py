@@ -50,8 +50,8 @@ def test_the_second_request_computes_only_what_the_first_did_not() -> None:
         running.submit(generate("b", [*prompt, 7, 8]))
         usage = running.end("b").usage
         assert running.started("b") == [Started(id="b", cached_tokens=96)]
-        assert (usage.cached_tokens, usage.computed_tokens) == (96, 6)
-        assert running.runner.num_tokens - computed_before == 6 + 3
+        assert (usage.cached_tokens, usage.copied_tokens, usage.computed_tokens) == (96, 4, 2)
+        assert running.runner.num_tokens - computed_before == 2 + 3
         assert running.tokens("b") == expected([*prompt, 7, 8], 4)
 
 
@@ -255,7 +255,9 @@ def test_random_workloads_give_exactly_the_uncached_output(num_blocks: int, roun
             assert running.tokens(f"r{number}") == expected(prompt, lengths[f"r{number}"])
             usage = running.end(f"r{number}").usage
             assert usage.cached_tokens <= (len(prompt) - 1) // 16 * 16
-            assert usage.preemptions or usage.cached_tokens + usage.computed_tokens == len(prompt)
+            reused = usage.cached_tokens + usage.copied_tokens
+            assert reused < len(prompt)
+            assert usage.preemptions or reused + usage.computed_tokens == len(prompt)
         running.assert_nothing_is_held()
 
 

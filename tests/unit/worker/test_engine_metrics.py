@@ -148,11 +148,19 @@ def test_tokens_agree_with_usage() -> None:
         registry = running.metrics.registry
         values = {
             name: registry.get_sample_value(f"prefixcache_worker_{name}_total")
-            for name in ("prompt_tokens", "cached_tokens", "generation_tokens", "preemptions", "evicted_blocks")
+            for name in (
+                "prompt_tokens",
+                "cached_tokens",
+                "copied_tokens",
+                "generation_tokens",
+                "preemptions",
+                "evicted_blocks",
+            )
         }
         assert values == {
             "prompt_tokens": 300,
             "cached_tokens": 192,
+            "copied_tokens": 6,
             "generation_tokens": 12,
             "preemptions": 0,
             "evicted_blocks": 0,

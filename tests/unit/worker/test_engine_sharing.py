@@ -15,7 +15,6 @@ from worker.runner import Runner
 from worker.sim_costs import CostModel
 from worker.sim_runner import SimRunner
 
-BLOCK = 16
 PROMPT = [number % 251 for number in range(2_048)]
 EIGHT = [f"r{number}" for number in range(8)]
 
@@ -34,7 +33,7 @@ def together(*tails: int) -> list[Generate]:
 
 @pytest.mark.parametrize("make_runner", [scripted, simulated])
 @pytest.mark.parametrize("tails", [(), (7,)], ids=["whole blocks", "a token more"])
-def test_eight_equal_prompts_compute_one_and_at_most_seven_blocks(
+def test_eight_equal_prompts_compute_one_and_seven_tokens(
     make_runner: Callable[[], Runner], tails: tuple[int, ...]
 ) -> None:
     requests = together(*tails)
@@ -42,8 +41,8 @@ def test_eight_equal_prompts_compute_one_and_at_most_seven_blocks(
     with running_engine(make_runner(), requests=requests) as running:
         running.wait_ended(*EIGHT)
         usages = [running.end(name).usage for name in EIGHT]
-        assert sum(usage.computed_tokens for usage in usages) == num_prompt + 7 * (len(tails) or BLOCK)
-        assert all(usage.computed_tokens + usage.cached_tokens == num_prompt for usage in usages)
+        assert sum(usage.computed_tokens for usage in usages) == num_prompt + 7
+        assert all(each.computed_tokens + each.copied_tokens + each.cached_tokens == num_prompt for each in usages)
         assert len({tuple(running.tokens(name)) for name in EIGHT}) == 1
         running.assert_nothing_is_held()
 
@@ -65,7 +64,7 @@ def test_the_next_one_takes_over_where_those_before_it_were_aborted(num_aborted:
         computed = [running.end(name).usage.computed_tokens for name in EIGHT]
         rest = len(PROMPT) - MAX_STEP_TOKENS
         assert computed[0] == MAX_STEP_TOKENS
-        assert sorted(computed[1:], reverse=True) == [rest, *[BLOCK] * (7 - num_aborted), *[0] * (num_aborted - 1)]
+        assert sorted(computed[1:], reverse=True) == [rest, *[1] * (7 - num_aborted), *[0] * (num_aborted - 1)]
         running.assert_nothing_is_held()
 
 
@@ -77,6 +76,6 @@ def test_the_next_one_takes_over_where_the_first_one_failed() -> None:
         running.wait_ended(*EIGHT)
         assert running.failure("r0").kind == "worker_fault"
         usages = [running.end(name).usage for name in EIGHT[1:]]
-        assert sum(usage.computed_tokens for usage in usages) == len(PROMPT) - MAX_STEP_TOKENS + 6 * BLOCK
+        assert sum(usage.computed_tokens for usage in usages) == len(PROMPT) - MAX_STEP_TOKENS + 6
         assert len({tuple(running.tokens(name)) for name in EIGHT[1:]}) == 1
         running.assert_nothing_is_held()

@@ -109,7 +109,7 @@ class History:
         assert self.steps.pool.num_in_use == 0
         assert self.steps.scheduler.sliced_tokens == ()
         for sequence in self.steps.ended:
-            computed = sequence.cached_tokens + sequence.prefilled_tokens
+            computed = sequence.cached_tokens + sequence.copied_tokens + sequence.prefilled_tokens
             assert computed >= sequence.num_prompt_tokens
             if not sequence.num_preemptions:
                 most = MOST_COMPUTED * sequence.num_prompt_tokens + SLICE + STEP

@@ -143,7 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def settle(self, share: PlannedShare, result: Drawn | Exception | None) -> None:
         sequence = share.sequence
         if isinstance(result, Exception):
-            self.scheduler.finish(sequence)
+            self.scheduler.finish(sequence, failed=True)
             return
         assert (result is not None) == (share.num_tokens == sequence.num_uncomputed_tokens)
         self.scheduler.advance(share)
@@ -172,18 +172,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunks_s <= self.step_s + 1e-9
 
     def check_reuse(self, plan: StepPlan, findable: set[tuple[int, ...]]) -> None:
-        """What was there when a request was admitted is reused to the last block."""
+        """What was there when a request was admitted is reused to the last block, and copied only from what was."""
         for sequence in plan.admitted:
             depth = 0
             while (
                 depth < (sequence.num_tokens - 1) // BLOCK and tuple(sequence.tokens[: (depth + 1) * BLOCK]) in findable
             ):
                 depth += 1
-            assert sequence.num_computed_tokens == depth * BLOCK
+            reused = tuple(sequence.tokens[: sequence.num_computed_tokens])
+            assert depth * BLOCK <= len(reused) < min((depth + 1) * BLOCK, sequence.num_tokens)
+            assert (sequence.copied_block is not None) == (len(reused) > depth * BLOCK)
+            assert not reused or any(prefix[: len(reused)] == reused for prefix in findable)
 
     def prefixes(self) -> set[tuple[int, ...]]:
-        """The tokens up to each findable block, as the blocks themselves say."""
-        return {self.tokens_to(block) for block in self.pool._by_hash.values()}
+        """The tokens up to the end of each findable block, full or not, as the blocks themselves say."""
+        return {self.tokens_to(block) for block in self.findable()}
+
+    def findable(self) -> list[Block]:
+        return [block for block in self.pool._blocks if block.is_findable]
 
     def tokens_to(self, block: Block) -> tuple[int, ...]:
         before = () if block.parent is None else self.tokens_to(block.parent)
@@ -194,10 +200,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check_integrity()
-        for block in self.pool._by_hash.values():
+        for block in self.findable():
             tokens = self.tokens_to(block)
             first = block.depth * BLOCK
-            assert self.runner._memory[block.id] == [(tokens[place], place) for place in range(first, first + BLOCK)]
+            written = [(tokens[place], place) for place in range(first, len(tokens))]
+            assert self.runner._memory[block.id][: len(written)] == written
         assert self.scheduler.prefill_tokens >= 0
         assert self.scheduler.waiting_tokens >= 0
         assert len(self.scheduler.running) + len(self.scheduler.waiting) == len(self.scheduler.live())

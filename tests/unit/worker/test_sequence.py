@@ -91,6 +91,23 @@ def test_reused_tokens_are_counted_once_and_of_the_prompt_only() -> None:
     assert state.cached_tokens == 6
 
 
+def test_copied_tokens_are_counted_apart_once_and_of_the_prompt_only() -> None:
+    state = sequence(generate("r", [1] * 14, max_tokens=10))
+    state.reuse([0], copied=(7, 3))
+    assert (state.num_computed_tokens, state.num_registered_blocks, state.copied_block) == (7, 1, 7)
+    assert (state.cached_tokens, state.copied_tokens) == (4, 3)
+    state.block_table.append(1)
+    state.computed(1)
+    assert state.copied_block is None
+    state.forget_blocks()
+    state.reuse([0], copied=(7, 2))
+    assert (state.cached_tokens, state.copied_tokens) == (4, 3)
+
+    state = sequence(generate("r", [1] * 6, output=[2] * 6, max_tokens=10))
+    state.reuse([0], copied=(7, 3))
+    assert (state.cached_tokens, state.copied_tokens) == (4, 2)
+
+
 def test_computed_tokens_are_those_of_prefills() -> None:
     state = sequence(generate("r", [1] * 6, max_tokens=10))
     state.computed(6)

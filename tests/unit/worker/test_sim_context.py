@@ -67,6 +67,16 @@ def test_a_block_that_changed_hands_is_found_when_the_next_one_begins() -> None:
             world.step((tokens, len(tokens) - 1, [5, 6, 7, 8], len(tokens) - 2 * BLOCK - 1))
 
 
+def test_a_sequence_begun_by_a_copy_is_read_whole() -> None:
+    """Though one that ended in the last step had as many tokens in the very block that it got."""
+    world = World()
+    world.step(([1, 2, 3, 4, 5], 0, [0, 1], 0), ([6, 7, 8, 9, 5], 0, [2, 3], 0))
+    shares = [StepShare(token_ids=[10], start=5, block_table=[2, 1], sample=None, copied_block=3)]
+    world.contexts.step(shares)
+    world.kv.write(shares[0])
+    assert world.contexts.after(shares[0], 1).digest == _digest([6, 7, 8, 9, 5, 10])
+
+
 def test_a_step_goes_on_where_one_of_its_sequences_does() -> None:
     world, tokens = World(), [*range(BLOCK)]
     assert world.step((tokens, 0, [1, 2], 0))[0] is False

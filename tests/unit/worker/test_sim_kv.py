@@ -51,6 +51,23 @@ def test_a_block_taken_over_holds_only_the_new_content() -> None:
     assert cache.read(share([7, 8], 0, [0])) == pack_tokens([7, 8])
 
 
+def test_a_copied_beginning_is_read_and_leaves_the_other_block_as_it_was() -> None:
+    cache = kv()
+    cache.write(share([1, 2, 3, 4, 5, 6, 7], 0, [0, 1]))
+    copied = StepShare(token_ids=[9, 8, 7], start=6, block_table=[0, 2, 3], sample=None, copied_block=1)
+    cache.write(copied)
+    assert cache.read(copied) == pack_tokens([1, 2, 3, 4, 5, 6, 9, 8, 7])
+    assert cache.read(share([7], 6, [0, 1])) == pack_tokens([1, 2, 3, 4, 5, 6, 7])
+
+
+def test_a_beginning_copied_from_another_place_or_a_shorter_one_is_a_fault() -> None:
+    cache = kv()
+    cache.write(share([1, 2, 3, 4, 5, 6, 7], 0, [0, 1]))
+    for start, source in ((6, 0), (8 - 1, 5)):
+        with pytest.raises(WorkerFault, match="lacks the tokens before slot"):
+            cache.write(StepShare(token_ids=[9], start=start, block_table=[0, 2], sample=None, copied_block=source))
+
+
 def test_a_block_at_another_place_is_a_fault() -> None:
     cache = kv()
     cache.write(share([1, 2, 3, 4, 5, 6, 7, 8], 0, [0, 1]))
