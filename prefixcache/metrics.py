@@ -55,7 +55,7 @@ prompt went, and was evicted meanwhile."""
 
 
 def misses_of(*, prompt_tokens: int, cached_tokens: int, hit_tokens: int, best_hit_tokens: int) -> tuple[int, int, int]:
-    """Tokens by MISSES; together they are what was computed. `hit_tokens`: predicted where the prompt went."""
+    """Tokens by MISSES; together they are what was not cached. `hit_tokens`: predicted where the prompt went."""
     known = max(best_hit_tokens, hit_tokens, cached_tokens)
     return (
         max(prompt_tokens - known, 0),

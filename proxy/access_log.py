@@ -43,8 +43,10 @@ class AccessRecord:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     cached_tokens: int = 0
+    copied_tokens: int | None = None
+    """Less than a block of them after the cached ones, by own workers; None as the next."""
     computed_tokens: int | None = None
-    """By own workers in prefills: with `cached_tokens` all of the prompt, more where something had to be repeated.
+    """By own workers in prefills: with those before all of the prompt, more where something had to be repeated.
 
     None where a worker has not told: one that a request was lost with, or an engine; so are the preemptions.
     """
@@ -103,8 +105,8 @@ def _log(request: web.Request, record: AccessRecord) -> None:
     total_ms = (time.perf_counter() - record.received_at) * 1e3
     _logger.log(
         level,
-        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d computed=%s completion=%d ttft_ms=%s queue_ms=%s "
-        "prefill_ms=%s decode_ms=%s preempted=%s total_ms=%.1f error=%s id=%s",
+        "%s %s %s model=%s worker=%s prompt=%d hit=%d cached=%d copied=%s computed=%s completion=%d ttft_ms=%s "
+        "queue_ms=%s prefill_ms=%s decode_ms=%s preempted=%s total_ms=%.1f error=%s id=%s",
         request.method,
         path[:_MAX_PATH_CHARS],
         record.status,
@@ -113,6 +115,7 @@ def _log(request: web.Request, record: AccessRecord) -> None:
         record.prompt_tokens,
         record.hit_tokens,
         record.cached_tokens,
+        _or_dash(record.copied_tokens),
         _or_dash(record.computed_tokens),
         record.completion_tokens,
         *(_in_ms(seconds) for seconds in (record.ttft_s, record.queue_s, record.prefill_s, record.decode_s)),

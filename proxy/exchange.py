@@ -235,6 +235,7 @@ class Exchange:
             metrics.request_prefill_time.labels(model).observe(usage.prefill_s)
             metrics.request_decode_time.labels(model).observe(usage.decode_s)
         if len(usages) == len(group.members):
+            record.copied_tokens = sum(usage.copied_tokens for usage in usages)
             record.computed_tokens = sum(usage.computed_tokens for usage in usages)
             record.preemptions = sum(usage.preemptions for usage in usages)
         if record.ttft_s is not None:

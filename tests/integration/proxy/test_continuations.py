@@ -255,8 +255,8 @@ async def test_the_log_tells_only_what_a_worker_has_told(
             first.end(frame.id)
         usage = (await asking).json()["usage"]
         (line,) = [record.getMessage() for record in caplog.records if "/v1/chat" in record.getMessage()]
-        computed = "-" if is_lost else str(usage["prompt_tokens"] - 3)
-        assert f" cached=3 computed={computed} completion={len(IDS)} " in line
+        copied, computed = ("-", "-") if is_lost else ("0", str(usage["prompt_tokens"] - 3))
+        assert f" cached=3 copied={copied} computed={computed} completion={len(IDS)} " in line
         assert f" preempted={'-' if is_lost else '0'} " in line
 
 
