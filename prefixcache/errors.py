@@ -5,6 +5,7 @@ PrefixCacheError
 │   ├── InvalidRequest        400, a field is wrong, missing or not supported
 │   ├── ContextLengthExceeded 400, prompt and answer do not fit the model
 │   ├── RequestTooLarge       413, the body is over the limit
+│   ├── RequestTooSlow        408, a large body takes too long to come
 │   ├── ModelNotFound         404, no worker serves that name
 │   └── WebSocketRefused      501, the proxy speaks HTTP alone
 ├── Unavailable               503, the same request may succeed later or on another worker
@@ -58,6 +59,13 @@ class RequestTooLarge(RequestError):
 
     status = 413
     code = "request_too_large"
+
+
+class RequestTooSlow(RequestError):
+    """The body held room for longer than it may without being there."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class ModelNotFound(RequestError):

@@ -10,6 +10,19 @@ MAX_BODY_COMMAS = 2_500_000
 """A body with more objects and lists than a context of a million tokens has, or with more members than
 MAX_TOKENIZE_CHARS ids, is not taken apart: that would hold up all others for over 50 ms and take up to 30 times its
 bytes (3.5 million short lists: 1.1 s). Text counts, too."""
+MAX_BODY_COLONS = 262_144
+"""So is one with more members: a million take 0.2 s to read, and twice as long to be written down in their order."""
+MAX_LARGE_BODIES_BYTES = 256 * 1024 * 1024
+"""Sum of the bodies of LARGE_BODY_BYTES and more that a proxy holds, eight of the longest; a further one is not read
+before there is room ..."""
+MAX_MEDIUM_BODIES_BYTES = 256 * 1024 * 1024
+"""... and so, apart from those, of bodies of OFFLOAD_BODY_BYTES and more. Shorter ones cost less than all else that
+stands behind a connection, and wait for nothing."""
+BODY_ROOM_S = 30.0
+"""Wait for that room; edge and clients wait for longer."""
+BODY_GRACE_S = 30.0
+BODY_LEAST_BYTES_PER_S = 128 * 1024
+"""A body that holds room must be there in this time: of a slow client's 32 MiB in five minutes."""
 MAX_HEADER_LINE_BYTES = 16 * 1024
 """The request line, or one header: edge and proxy take the same, so that neither's word depends on the other."""
 MAX_MESSAGES = 16_384
@@ -184,7 +197,7 @@ TOKENIZE_THREADS = 2
 MAX_TOKENIZE_CHARS = 2 * 1024 * 1024
 """Most characters (or ids) of one /tokenize or /detokenize; each costs some 140 bytes while it is in work."""
 LARGE_BODY_BYTES = 1024 * 1024
-"""From this size on (0.4 s) bodies share all tokenizing threads but one."""
+"""From this size on (0.4 s) bodies are taken apart one at a time, so that one tokenizing thread is everybody else's."""
 PIECE_CACHE_BYTES = 64 * 1024 * 1024
 """Memory of one renderer's memoised pieces of prompt, text and ids together."""
 MAX_PROMPT_CHARS = 64 * 1024 * 1024
@@ -295,8 +308,8 @@ SHUTDOWN_CLOSE_S = 1.0
 """A proxy that ends waits so long for its last words to be written."""
 RETRY_AFTER_S = 1
 AWAY_RETRY_AFTER_S = 5
-"""Where the proxy leaves, or the edge finds none. OpenAI's clients ask twice more: together that is longer than the
-only proxy is away for its restart (measured on two busy cores: 4 to 7 s)."""
+"""Where the proxy leaves, or has no room for a body, or the edge finds none. OpenAI's clients ask twice more: together
+that is longer than the only proxy is away for its restart (measured on two busy cores: 4 to 7 s)."""
 SAME_WARNING_S = 10.0
 """A warning that repeats is logged once in this time."""
 
@@ -308,8 +321,19 @@ MAX_ANSWER_BYTES = 256 * 1024
 prompt alone is claimed, which is most of a prefix all the same. So it is where the body has LARGE_BODY_BYTES."""
 MAX_KEPT_ANSWERS = 256
 """Of those that are on their way ..."""
+MAX_KEPT_PROMPT_BYTES = 64 * 1024 * 1024
+"""... with bodies of so many bytes together ..."""
 MAX_QUEUED_ANSWERS = 64
-"""... and of those that are over and wait to be read: 80 MB in all at most."""
+"""... and of those that are over and wait to be read: 80 MB of answers in all at most, and 128 MB of bodies."""
+MAX_PREDICTED_PROMPTS = 512
+"""A completion of more prompts is not predicted; nor is, by its tokens, ..."""
+MAX_PREDICTED_TEXT_BYTES = 4 * 1024 * 1024
+"""... a text of more bytes as UTF-8: each takes up to 200 bytes while it is in work, and a million tokens are about as
+long."""
+MAX_PREDICTED_COMMAS = 262_144
+"""Nor any chat with more commas, text included: to write its tools down in their order takes up to 0.6 us each."""
+MAX_CACHE_KEY_CHARS = 64 * 1024
+"""Nor anything whose `cache_salt`, or other key of its own, is longer."""
 MAX_HELD_REQUESTS = 1_024
 """Requests of one proxy that wait for one engine; a further one is told when to come again."""
 HELD_BATCH_S = 0.05

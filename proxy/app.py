@@ -49,6 +49,7 @@ from proxy.rebalancer import Rebalancer
 from proxy.recent_placements import RecentPlacements
 from proxy.redis_memory import RedisMemoryWatch
 from proxy.reports import ReportHandlers
+from proxy.request_body import Bodies
 from proxy.secret import DeploymentSecret
 from proxy.served_models import ServedModels
 from proxy.store import Store
@@ -84,6 +85,7 @@ class AppParts:
 PARTS = web.AppKey("parts", AppParts)
 DEPARTURE = web.AppKey("departure", Departure)
 BOOKS = web.AppKey("books", Books)
+BODIES = web.AppKey("bodies", Bodies)
 LOG = web.AppKey("log", QuietLog)
 PROXY_ID = web.AppKey("proxy_id", str)
 """Of this process: it writes its load and its pending claims under it."""
@@ -111,6 +113,8 @@ def create_app(parts: AppParts) -> web.Application:
     middlewares = [access_middleware(metrics), error_middleware, departure.middleware()]
     if parts.cors_origins:
         middlewares.append(cors_middleware(parts.cors_origins))
+    bodies = Bodies()
+    middlewares.append(bodies.middleware())
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
     if parts.cors_origins:
         app.on_response_prepare.append(cors_signal(parts.cors_origins))
@@ -118,6 +122,7 @@ def create_app(parts: AppParts) -> web.Application:
     app[PARTS] = parts
     app[DEPARTURE] = departure
     app[BOOKS] = Books(metrics=metrics, stats=CacheStats())
+    app[BODIES] = bodies
     app[LOG] = QuietLog(logging.getLogger("proxy"))
     app[PROXY_ID] = new_proxy_id()
     app.on_shutdown.append(_tell_those_in_hand)
@@ -156,6 +161,7 @@ async def _tell_those_in_hand(app: web.Application) -> None:
     """The proxy has taken leave; what handlers still run has had its time."""
     error = shutting_down()
     app[HELD].turn_away(error)
+    app[BODIES].turn_away(error)
     app[FLEET].fail_all(error)
     await app[ENGINES].fail_all()
 

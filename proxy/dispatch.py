@@ -7,6 +7,7 @@ goes to an engine as it is. Without engines everything is as if there were no su
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 from aiohttp import web
 
@@ -53,14 +54,17 @@ class Dispatch:
     async def anything_else(self, request: web.Request) -> web.StreamResponse:
         """Only routed here where there are engines."""
         assert self._engines is not None
-        return await self._engines.answer(await read_request(request, self._threads))
+        with ExitStack() as turn:
+            return await self._engines.answer(await read_request(request, self._threads, turn), turn)
 
     async def _by_model(self, request: web.Request, own: Handler) -> web.StreamResponse:
         """A body that names no model is for an engine to complain about, or to answer with its only one."""
         if self._engines is None:
             return await own(request)
-        asked = await read_request(request, self._threads)
-        if asked.model is not None and not self._served.is_of_engines(asked.model):
-            # The bytes are still there: aiohttp keeps what it has read of a request.
-            return await own(request)
-        return await self._engines.answer(asked)
+        with ExitStack() as turn:
+            asked = await read_request(request, self._threads, turn)
+            if asked.model is None or self._served.is_of_engines(asked.model):
+                return await self._engines.answer(asked, turn)
+            del asked
+        # The bytes are still there, and all else of it is made anew.
+        return await own(request)

@@ -28,7 +28,7 @@ from proxy.placer import Placer
 from proxy.prediction import AnyRequest, Prompt, PromptReader
 from proxy.prompt_frames import PromptFrames
 from proxy.rebalancer import Rebalancer
-from proxy.request_body import read_body
+from proxy.request_body import let_go_of_body, read_body
 from proxy.sampling_fields import GenerationOptions
 from proxy.secret import DeploymentSecret
 from proxy.whereabouts import Ways, Whereabouts
@@ -82,13 +82,15 @@ class GenerationHandler:
                 try:
                     return await self._answer_now(request, record, asked, body_bytes=body_bytes, turn=turn)
                 except NoWorkerReady as error:
-                    # Nothing of an answer has been sent.
+                    # Nothing of an answer has been sent, and others may be looked into meanwhile.
+                    turn.close()
                     await patience.wait(asked.options.model, error)
+                    await self._reader.take_turn(turn, body_bytes)
 
     async def _answer_now(
         self, request: web.Request, record: AccessRecord, asked: AnyRequest, *, body_bytes: int, turn: ExitStack
     ) -> web.StreamResponse:
-        """Raises NoWorkerReady where nobody can take it. Closes `turn` once the prompts are read."""
+        """Raises NoWorkerReady where nobody can take it. Closes `turn`, and frees the body's room, once it is read."""
         model = self._fleet.model(asked.options.model)
         record.model = model.name
         prompts = await self._reader.read(
@@ -99,6 +101,7 @@ class GenerationHandler:
             most_tokens=self._fleet.max_model_len(model.namespace),
         )
         turn.close()
+        let_go_of_body(request)
         record.prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
         with ExitStack() as reservations:
             exchange = Exchange(

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +16,7 @@ from typing import Any, TypeVar
 from prefixcache.errors import ContextLengthExceeded, IndexUnavailable, InvalidRequest
 from prefixcache.hashing import block_hashes, index_hashes
 from prefixcache.index.base import Match, PrefixIndex
-from prefixcache.limits import LARGE_BODY_BYTES, MAX_ECHO_CHARS, MAX_MATCHES_AT_ONCE, OFFLOAD_BODY_BYTES
+from prefixcache.limits import MAX_ECHO_CHARS, MAX_MATCHES_AT_ONCE, OFFLOAD_BODY_BYTES
 from prefixcache.metrics import ProxyMetrics
 from prefixcache.rendering.renderer import RenderedPrompt, Renderer
 from prefixcache.rendering.tokenizing_threads import TokenizingThreads
@@ -64,26 +62,13 @@ class _Draft:
 class PromptReader(TokenizingThreads):
     """Parses, renders and encodes; what would hold the event loop for long goes to the executor."""
 
-    def __init__(self, executor: Executor) -> None:
-        super().__init__(executor)
-        self._turn = asyncio.Semaphore(1)
-
-    async def take_turn(self, turn: ExitStack, body_bytes: int) -> None:
-        """Waits until no other large body is taken apart: its text alone may take four times its bytes.
-
-        Until `turn` is closed; where that is when its prompts are read, or it is refused, the others wait as bytes.
-        """
-        if body_bytes >= LARGE_BODY_BYTES:
-            await self._turn.acquire()
-            turn.callback(self._turn.release)
-
     async def parse(self, parse: Callable[[bytes], T], body: bytes) -> T:
         """Raises InvalidRequest; RequestTooLarge for a body of too many parts."""
         if has_too_many_parts(body):
             raise too_many_parts()
         if len(body) < OFFLOAD_BODY_BYTES:
             return parse(body)
-        return await self.in_thread(parse, body)
+        return await self.off_loop(partial(parse, body), body_bytes=len(body))
 
     async def read(
         self, model: Model, asked: AnyRequest, *, body_bytes: int, seed: int, most_tokens: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import msgspec
@@ -43,31 +44,34 @@ class TokenizeHandlers:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        asked = await self._reader.parse(parse_tokenize_request, body)
-        model = self._fleet.model(asked.model)
-        max_model_len = self._fleet.max_model_len(model.namespace)
-        renderer = model.renderer
+        with ExitStack() as turn:
+            await self._reader.take_turn(turn, len(body))
+            asked = await self._reader.parse(parse_tokenize_request, body)
+            model = self._fleet.model(asked.model)
+            max_model_len = self._fleet.max_model_len(model.namespace)
+            renderer = model.renderer
 
-        def answer(draft: RenderedPrompt) -> web.Response:
-            tokens = list(renderer.encode(draft))
-            return json_answer(Tokenized(tokens=tokens, count=len(tokens), max_model_len=max_model_len))
+            def answer(draft: RenderedPrompt) -> web.Response:
+                tokens = list(renderer.encode(draft))
+                return json_answer(Tokenized(tokens=tokens, count=len(tokens), max_model_len=max_model_len))
 
-        return await self._reader.inline_or_thread(
-            partial(_draft, renderer, asked),
-            answer,
-            uncached_chars=renderer.uncached_chars,
-            body_bytes=len(body),
-            num_messages=len(asked.messages) if isinstance(asked, TokenizeChat) else 0,
-        )
+            return await self._reader.inline_or_thread(
+                partial(_draft, renderer, asked),
+                answer,
+                uncached_chars=renderer.uncached_chars,
+                body_bytes=len(body),
+                num_messages=len(asked.messages) if isinstance(asked, TokenizeChat) else 0,
+            )
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        asked = await self._reader.parse(parse_detokenize_request, body)
-        model = self._fleet.model(asked.model)
-        if len(body) >= OFFLOAD_BODY_BYTES:
-            prompt = await self._reader.in_thread(_text, model.renderer, asked, model.vocab_size)
-        else:
-            prompt = _text(model.renderer, asked, model.vocab_size)
+        with ExitStack() as turn:
+            await self._reader.take_turn(turn, len(body))
+            asked = await self._reader.parse(parse_detokenize_request, body)
+            model = self._fleet.model(asked.model)
+            read = partial(_text, model.renderer, asked, model.vocab_size)
+            is_short = len(body) < OFFLOAD_BODY_BYTES
+            prompt = read() if is_short else await self._reader.off_loop(read, body_bytes=len(body))
         return json_answer(Detokenized(prompt=prompt))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefixcache.errors import InvalidRequest
+from prefixcache.limits import MAX_PREDICTED_PROMPTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +21,16 @@ class CompletionForm:
 
 
 def completion_form(body: Mapping[str, Any]) -> CompletionForm:
-    """Raises InvalidRequest for a body that no engine takes, OverflowError for an id that is none."""
+    """Raises InvalidRequest for a body that no engine takes, or of more prompts than are looked at.
+
+    OverflowError for an id that is none.
+    """
     prompt = body.get("prompt")
     prompts = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
     if not prompts:
         raise InvalidRequest("prompt must not be an empty list", param="prompt")
+    if len(prompts) > MAX_PREDICTED_PROMPTS:
+        raise InvalidRequest(f"more than {MAX_PREDICTED_PROMPTS} prompts are not looked at", param="prompt")
     return CompletionForm(
         prompts=tuple(_prompt(item) for item in prompts),
         add_special_tokens=body.get("add_special_tokens") is not False,

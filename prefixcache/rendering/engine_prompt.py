@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from prefixcache.errors import InvalidRequest
 from prefixcache.hashing import chain, engine_root
-from prefixcache.limits import MAX_MATCH_BLOCKS, MAX_MESSAGES
+from prefixcache.limits import MAX_CACHE_KEY_CHARS, MAX_MATCH_BLOCKS, MAX_MESSAGES, MAX_PREDICTED_TEXT_BYTES
 from prefixcache.rendering.canonical import canonical_chat, canonical_completion
 from prefixcache.rendering.chat_body import chat_form
 from prefixcache.rendering.chat_form import ChatForm, ChatMessage, content_parts
@@ -44,6 +44,9 @@ UNKNOWN_TOKENIZER = "bytes"
 _MESSAGES_OF_ONE_RENDERED = 10
 """Messages that take as long to be written down in canonical bytes as one takes in a chat template."""
 
+_KEY_ENCODER = json.JSONEncoder(sort_keys=True)
+_LONG_KEY = f"a key that keeps prompts apart has more than {MAX_CACHE_KEY_CHARS} characters"
+
 _NEXT = ChatMessage(role="user", parts=content_parts("and then?"))
 """What the user may say next: templates write the last answer of a chat otherwise than those before."""
 
@@ -55,8 +58,6 @@ _Draft: TypeAlias = "RenderedPrompt | array[int] | str | bytes"
 class EnginePrompt:
     """One prompt and the names of its prefixes."""
 
-    units: bytes
-    """u32 little-endian token ids, or canonical bytes."""
     geometry: EngineGeometry
     """By which it was cut into index blocks."""
     root: int
@@ -64,6 +65,8 @@ class EnginePrompt:
     num_units: int
     chain: list[int]
     """Hashes of its full index blocks, at most limits.MAX_MATCH_BLOCKS: nothing deeper is looked up."""
+    tail: bytes
+    """What follows those blocks, less than one: with the chain all that is kept of the prompt, however long."""
     prompt_tokens_estimate: int | None
     """Known where token ids are; an image counts there as the few tokens of its digest."""
     others: tuple[EnginePrompt, ...] = ()
@@ -72,6 +75,12 @@ class EnginePrompt:
     @property
     def unit(self) -> Unit:
         return self.geometry.unit
+
+    def begins(self, units: bytes) -> bool:
+        """Whether units of the same root begin with it, as far as it was cut into blocks."""
+        width = self.geometry.index_block_bytes
+        end = len(self.chain) * width
+        return units.startswith(self.tail, end) and chain(self.root, units[:end], width) == self.chain
 
 
 class EnginePrompts:
@@ -97,10 +106,9 @@ class EnginePrompts:
         if num_messages > MAX_MESSAGES:
             return None
         try:
-            root = self._root(parsed, seed=seed, model=model)
             return await self._threads.inline_or_thread(
                 partial(self._drafts, read, parsed),
-                partial(self._prompt, root),
+                lambda drafts: self._prompt(self._root(parsed, seed=seed, model=model), drafts),
                 uncached_chars=self._uncached_chars,
                 body_bytes=body_bytes,
                 num_messages=num_messages // (_MESSAGES_OF_ONE_RENDERED if self._renderer is None else 1),
@@ -124,9 +132,12 @@ class EnginePrompts:
         return prompt.chain + chain(before, units[held * width : MAX_MATCH_BLOCKS * width], width)
 
     def _answered_units(self, form: ChatForm, prompt: EnginePrompt, text: str) -> bytes:
-        """Without the last token, which an engine has given out and not computed."""
+        """Nothing where the next turn does not begin with the prompt.
+
+        Without the last token, which an engine has given out and not computed.
+        """
         if form.continue_final_message or not form.add_generation_prompt:
-            return prompt.units
+            return b""
         messages = [*form.messages, ChatMessage(role="assistant", parts=content_parts(text))]
         renderer = self._renderer
         if renderer is None:
@@ -134,15 +145,15 @@ class EnginePrompts:
         said = replace(form, messages=messages, add_generation_prompt=False, continue_final_message=True)
         asked = replace(form, messages=[*messages, _NEXT], add_generation_prompt=False)
         now, then = (pack_tokens(renderer.encode(render_chat_form(renderer, each))) for each in (said, asked))
-        if not now.startswith(prompt.units) or not then.startswith(prompt.units):
-            return prompt.units
-        end = len(prompt.units)
+        end = 4 * prompt.num_units
+        if not prompt.begins(now) or then[:end] != now[:end]:
+            return b""
         while end < min(len(now), len(then)) and now[end : end + 4] == then[end : end + 4]:
             end += 4
         return now[: end - 4]
 
     def _root(self, body: Mapping[str, Any], *, seed: int, model: str) -> int:
-        keys = {name: json.dumps(body[name], sort_keys=True) for name in CACHE_KEY_FIELDS if body.get(name) is not None}
+        keys = {name: _key_text(body[name]) for name in CACHE_KEY_FIELDS if body.get(name) is not None}
         return engine_root(
             seed=seed,
             model=model,
@@ -158,10 +169,18 @@ class EnginePrompts:
         form = read(body)
         renderer = self._renderer
         if isinstance(form, ChatForm):
-            return [canonical_chat(form) if renderer is None else render_chat_form(renderer, form)]
+            if renderer is None:
+                return [canonical_chat(form)]
+            _check_length(part.value for message in form.messages for part in message.parts)
+            draft = render_chat_form(renderer, form)
+            _check_length([draft.text])
+            return [draft]
+        if renderer is None:
+            return [*form.prompts]
+        _check_length(prompt for prompt in form.prompts if isinstance(prompt, str))
         return [
             renderer.raw(_unicode(prompt), add_special_tokens=form.add_special_tokens)
-            if renderer is not None and isinstance(prompt, str)
+            if isinstance(prompt, str)
             else prompt
             for prompt in form.prompts
         ]
@@ -182,20 +201,49 @@ class EnginePrompts:
             ids = self._renderer.encode(draft)
         units = _canonical(draft) if self._renderer is None else pack_tokens(ids or ())
         width = self.geometry.index_block_bytes
+        hashed = units[: MAX_MATCH_BLOCKS * width]
+        hashes = chain(root, hashed, width)
         return EnginePrompt(
-            units=units,
             root=root,
             geometry=self.geometry,
             num_units=len(units) if self._renderer is None else len(units) // 4,
-            chain=chain(root, units[: MAX_MATCH_BLOCKS * width], width),
+            chain=hashes,
+            tail=hashed[len(hashes) * width :],
             prompt_tokens_estimate=None if ids is None else len(ids),
         )
+
+
+def _key_text(value: object) -> str:
+    """Its JSON. Raises InvalidRequest where that is too long, as soon as it is."""
+    if isinstance(value, str):
+        if len(value) <= MAX_CACHE_KEY_CHARS:
+            return json.dumps(value)
+        raise InvalidRequest(_LONG_KEY)
+    parts: list[str] = []
+    num_chars = 0
+    for part in _KEY_ENCODER.iterencode(value):
+        parts.append(part)
+        num_chars += len(part)
+        if num_chars > MAX_CACHE_KEY_CHARS:
+            raise InvalidRequest(_LONG_KEY)
+    return "".join(parts)
 
 
 def _num_messages(body: Mapping[str, Any]) -> int:
     """Of a chat, or items of a response's input."""
     lists = [value for name in ("messages", "input") if isinstance(value := body.get(name), list)]
     return max(map(len, lists), default=0)
+
+
+def _check_length(texts: Iterable[str]) -> None:
+    """Raises InvalidRequest for what would take too much memory to be rendered, or tokenized."""
+    if sum(map(_num_bytes, texts)) > MAX_PREDICTED_TEXT_BYTES:
+        raise InvalidRequest(f"a prompt of more than {MAX_PREDICTED_TEXT_BYTES} bytes is not tokenized")
+
+
+def _num_bytes(text: str) -> int:
+    """As UTF-8, of which a long text is not made to be counted."""
+    return len(text) if text.isascii() or len(text) > MAX_PREDICTED_TEXT_BYTES else len(text.encode())
 
 
 def _canonical(draft: _Draft) -> bytes:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
-from prefixcache.limits import MAX_KEPT_ANSWERS, MAX_QUEUED_ANSWERS
+import msgspec
+
+from prefixcache.limits import LARGE_BODY_BYTES, MAX_KEPT_ANSWERS, MAX_KEPT_PROMPT_BYTES, MAX_QUEUED_ANSWERS
 from prefixcache.rendering.engine_prompt import EnginePrompt, EnginePrompts
 from prefixcache.rendering.tokenizing_threads import TokenizingThreads
 from proxy.engines.answer_text import KeptAnswer
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 class AnsweredChat:
     """A chat whose answer is over."""
 
-    parsed: Mapping[str, Any]
+    body: bytes
     prompts: EnginePrompts
     prompt: EnginePrompt
     answer: KeptAnswer
@@ -42,7 +42,7 @@ class AnsweredChat:
     def chain(self) -> list[int]:
         """Blocking."""
         text = self.answer.text()
-        return self.prompts.answered(self.parsed, self.prompt, text) if text else []
+        return self.prompts.answered(msgspec.json.decode(self.body), self.prompt, text) if text else []
 
     @property
     def may_add_a_block(self) -> bool:
@@ -62,13 +62,21 @@ class AnswerClaims:
         self._queue: deque[AnsweredChat] = deque()
         self._wake = asyncio.Event()
         self._num_kept = 0
+        self._num_body_bytes = 0
+        """Of the requests whose answers are kept."""
 
-    def keeps(self, scope: ExitStack) -> bool:
-        """Whether one more answer may be kept while it passes; `scope` ends with it."""
-        if self._num_kept >= MAX_KEPT_ANSWERS:
+    def keeps(self, body: bytes, scope: ExitStack) -> bool:
+        """Whether one more answer may be kept while it passes, and its body with it; `scope` ends with both."""
+        num_bytes = len(body)
+        if (
+            num_bytes >= LARGE_BODY_BYTES
+            or self._num_kept >= MAX_KEPT_ANSWERS
+            or self._num_body_bytes + num_bytes > MAX_KEPT_PROMPT_BYTES
+        ):
             return False
         self._num_kept += 1
-        scope.callback(self._pass)
+        self._num_body_bytes += num_bytes
+        scope.callback(self._pass, num_bytes)
         return True
 
     def offer(self, chat: AnsweredChat) -> None:
@@ -98,5 +106,6 @@ class AnswerClaims:
                 engine_blocks_per_index_block=chat.geometry.engine_blocks_per_index_block,
             )
 
-    def _pass(self) -> None:
+    def _pass(self, num_bytes: int) -> None:
         self._num_kept -= 1
+        self._num_body_bytes -= num_bytes

@@ -79,7 +79,7 @@ class EngineControl:
 
     async def answer(self, asked: ClientRequest) -> web.Response:
         """Returns when every engine has answered or cannot."""
-        request, _ = asked.to_engine(self._rules)
+        request = asked.to_engine(self._rules)
         answers = await asyncio.gather(*(self._ask(link, request, asked.path) for link in self._fleet.links))
         worst = max(answers, key=lambda answer: answer.badness)
         record, told = asked.record, worst.told

@@ -18,7 +18,6 @@ import msgspec
 from aiohttp import web
 
 from prefixcache.errors import EngineUnreachable
-from prefixcache.limits import LARGE_BODY_BYTES
 from prefixcache.rendering.engine_prompt import EnginePrompt, EnginePrompts
 from proxy.engines.answer_claims import AnswerClaims, AnsweredChat
 from proxy.engines.answer_text import KeptAnswer
@@ -26,6 +25,7 @@ from proxy.engines.engine_link import EngineLink
 from proxy.engines.engine_request import CHAT_PATH, MESSAGES_PATH, ClientRequest
 from proxy.engines.headers import HeaderRules
 from proxy.engines.held_queue import Turn
+from proxy.engines.http_pool import ResponseHandle
 from proxy.engines.prompt_geometry import PromptGeometry
 from proxy.engines.relay import Head, Relay, RelayOptions
 from proxy.engines.stream_end import StreamEnd
@@ -78,8 +78,9 @@ class EngineExchange:
         self._may_refuse = may_refuse
         self._is_first = is_first
         self._turn: Turn | None = None
-        self._asked_for_usage = False
-        self._keeps_answer = False
+        self._handle: ResponseHandle | None = None
+        self._kept_body: bytes | None = None
+        """Where prompt and answer are to be claimed together."""
         self._kept: KeptAnswer | None = None
         self._claimed_of = 0
         """Incarnation of the engine when the prompt was claimed."""
@@ -95,17 +96,18 @@ class EngineExchange:
         """Raises EngineUnreachable and EngineFault as long as nothing went to the client; Overloaded."""
         with ExitStack() as scope:
             await self._take_turn(scope)
-            if self._placed is not None and self._asked.path == CHAT_PATH and len(self._asked.body) < LARGE_BODY_BYTES:
-                self._keeps_answer = self._answers.keeps(scope)
-            request, self._asked_for_usage = self._asked.to_engine(self._rules)
+            is_chat = self._placed is not None and self._asked.path == CHAT_PATH
+            if is_chat and self._answers.keeps(self._asked.body, scope):
+                self._kept_body = self._asked.body
+            request = self._asked.to_engine(self._rules)
             relay = Relay(self._asked.request, self._record, self._options())
             self._sent_at = time.perf_counter()
             try:
-                handle = await self._link.pool.send(request, relay)
+                self._handle = handle = await self._link.pool.send(request, relay)
             except EngineUnreachable as error:
                 self._link.note_failure(error)
                 raise
-            del request
+            del request  # It would hold the body while the answer is passed on.
             response = await relay.run(handle)
         self._account(relay)
         return response
@@ -149,8 +151,8 @@ class EngineExchange:
             return None
         reader: AnswerReader = WholeUsage()
         if head.is_stream:
-            reader = UsageFilter() if self._asked_for_usage else StreamUsage()
-        if self._keeps_answer:
+            reader = UsageFilter() if self._asked.usage_edit is not None else StreamUsage()
+        if self._kept_body is not None:
             reader = self._kept = KeptAnswer(reader, is_stream=head.is_stream)
         return reader
 
@@ -163,6 +165,8 @@ class EngineExchange:
             self._piece_at = now
 
     def _on_first_byte(self, head: Head) -> None:
+        if not (self._may_refuse and head.status >= HTTPStatus.INTERNAL_SERVER_ERROR):
+            self._let_go()
         if self._turn is not None:
             self._turn.prefilled()
         if self._asked.is_predicted and head.is_stream and head.status == HTTPStatus.OK:
@@ -184,6 +188,12 @@ class EngineExchange:
                 capacity_blocks=self._link.capacity_blocks,
                 engine_blocks_per_index_block=placed.geometry.engine_blocks_per_index_block,
             )
+
+    def _let_go(self) -> None:
+        """Nobody else is asked any more."""
+        assert self._handle is not None
+        self._handle.forget_request()
+        self._asked.let_go()
 
     def _account(self, relay: Relay) -> None:
         """Of an answer that is over: of a complete one all books are kept, of any other one nothing is learnt."""
@@ -223,11 +233,11 @@ class EngineExchange:
             )
 
     def _offer_answer(self, placed: PlacedPrompt) -> None:
-        parsed, kept = self._asked.parsed, self._kept
-        if parsed is not None and kept is not None:
+        body, kept = self._kept_body, self._kept
+        if body is not None and kept is not None:
             self._answers.offer(
                 AnsweredChat(
-                    parsed=parsed,
+                    body=body,
                     prompts=placed.prompts,
                     prompt=placed.prompt,
                     answer=kept,

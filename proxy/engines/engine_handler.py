@@ -71,17 +71,23 @@ class EngineHandler:
         self._control = EngineControl(fleet, rules)
         self._num_without_engine = 0
 
-    async def answer(self, asked: ClientRequest) -> web.StreamResponse:
-        """Of the engines that serve the body's model, of any where it names none, or of all where it is for all."""
-        if is_control(asked.request):
-            return await self._control.answer(asked)
-        return await self._answer(asked)
+    async def answer(self, asked: ClientRequest, turn: ExitStack) -> web.StreamResponse:
+        """Of the engines that serve the body's model, of any where it names none, or of all where it is for all.
 
-    async def _answer(self, asked: ClientRequest) -> web.StreamResponse:
-        record, model = asked.record, asked.model
-        record.counted = asked.is_predicted
-        record.model = model or ""
+        Closes `turn`, in which the body was taken apart, once its prompt is known.
+        """
+        if is_control(asked.request):
+            turn.close()
+            return await self._control.answer(asked)
+        asked.record.counted = asked.is_predicted
+        asked.record.model = asked.model or ""
         prompt = await self._prompt(asked)
+        asked.forget_parsed()
+        turn.close()
+        return await self._answer(asked, prompt)
+
+    async def _answer(self, asked: ClientRequest, prompt: EnginePrompt | None) -> web.StreamResponse:
+        record, model = asked.record, asked.model
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
         failed: dict[str, Exception] = {}

@@ -92,7 +92,12 @@ class HttpConnection(asyncio.Protocol):
         return self._is_paused
 
     def start(
-        self, request: Sequence[bytes], sink: ResponseSink, over: Callable[[Exception | None], None], *, is_head: bool
+        self,
+        request: Sequence[bytes | memoryview],
+        sink: ResponseSink,
+        over: Callable[[Exception | None], None],
+        *,
+        is_head: bool,
     ) -> None:
         """Writes a whole request; from now on the sink is called, and `over` once, never before this returns."""
         assert self._sink is None and self._transport is not None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prefixcache.errors import InvalidRequest
+from proxy.engines.body_edit import BodyEdit
 from proxy.engines.engine_url import EngineUrl
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -32,6 +33,8 @@ class EngineRequest:
     headers: Headers = ()
     """Content-Length, Host and whatever else belongs to framing or one connection are left out and written anew."""
     body: bytes = b""
+    edit: BodyEdit | None = None
+    """What is sent otherwise than it stands in the body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class ResponseSink(Protocol):
         """EngineUnreachable, EngineFault, EngineTimeout, Unavailable of a pool that closes, or the sink's own."""
 
 
-def request_parts(request: EngineRequest, url: EngineUrl) -> tuple[bytes, ...]:
+def request_parts(request: EngineRequest, url: EngineUrl) -> tuple[bytes | memoryview, ...]:
     """Head and body as they are written. Raises InvalidRequest for what would not be one request."""
     target = request.target.encode("latin-1", "replace")
     method = request.method.encode("latin-1", "replace")
@@ -78,12 +81,14 @@ def request_parts(request: EngineRequest, url: EngineUrl) -> tuple[bytes, ...]:
             if not _TOKEN.fullmatch(name):
                 raise InvalidRequest(f"{name[:100]!r} is no name of a header")
             lines.append(b"%b: %b" % (name, value))
-    if request.body or request.method in _WITH_BODY:
-        lines.append(b"Content-Length: %d" % len(request.body))
+    length = len(request.body) if request.edit is None else request.edit.length(request.body)
+    if length or request.method in _WITH_BODY:
+        lines.append(b"Content-Length: %d" % length)
     head = b"\r\n".join(lines)
     # Every line break is one of ours: a value with one would smuggle a header, or a second request.
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:
         raise InvalidRequest("a header of the request has a line break or a zero byte in it")
-    if len(request.body) > _COPIED_BYTES:
-        return head + b"\r\n\r\n", request.body
-    return (b"%b\r\n\r\n%b" % (head, request.body),)
+    parts = (request.body,) if request.edit is None else request.edit.parts(request.body)
+    if length > _COPIED_BYTES:
+        return head + b"\r\n\r\n", *parts
+    return (b"".join((head, b"\r\n\r\n", *parts)),)

@@ -53,7 +53,13 @@ class ResponseHandle:
     """One request from its write to the end of its answer."""
 
     def __init__(
-        self, pool: HttpPool, request: Sequence[bytes], sink: ResponseSink, *, is_head: bool, has_slot: bool
+        self,
+        pool: HttpPool,
+        request: Sequence[bytes | memoryview],
+        sink: ResponseSink,
+        *,
+        is_head: bool,
+        has_slot: bool,
     ) -> None:
         self._pool = pool
         self._request = request
@@ -93,6 +99,10 @@ class ResponseHandle:
             connection.abort()
         if resending is not None:
             resending.cancel()
+
+    def forget_request(self) -> None:
+        """Its answer has begun, so that it is not sent again."""
+        self._request = ()
 
     # --- called by the pool
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+_BACKSLASH = ord("\\")
 _SPACE = re.compile(rb"[ \t\n\r]*")
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb"[^,}\]\s]+")
-_NESTING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
+_NESTING = re.compile(rb'["{}\[\]]')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +62,33 @@ def _value_end(data: bytes, begin: int) -> int:
         scalar = _SCALAR.match(data, begin)
         assert scalar is not None, "JSON that was decoded has a value here"
         return scalar.end()
-    depth = 0
-    for found in _NESTING.finditer(data, begin):
-        token = data[found.start()]
-        if token in b"{[":
+    depth, place = 0, begin
+    while True:
+        found = _NESTING.search(data, place)
+        assert found is not None, "JSON that was decoded closes every bracket"
+        place = found.end()
+        token = found[0]
+        if token == b'"':
+            place = _string_end(data, found.start())
+        elif token in b"{[":
             depth += 1
-        elif token in b"}]":
+        else:
             depth -= 1
             if not depth:
-                return found.end()
-    raise AssertionError("JSON that was decoded closes every bracket")
+                return place
 
 
 def _string_end(data: bytes, begin: int) -> int:
-    found = _STRING.match(data, begin)
-    assert found is not None, "JSON that was decoded has a string here"
-    return found.end()
+    """From quote to quote: an expression for all of a long string would hold the interpreter lock for as long."""
+    end = begin
+    while True:
+        end = data.find(b'"', end + 1)
+        assert end >= 0, "JSON that was decoded has a string here"
+        before = end
+        while data[before - 1] == _BACKSLASH:
+            before -= 1
+        if (end - before) % 2 == 0:
+            return end + 1
 
 
 def _skip_space(data: bytes, begin: int) -> int:

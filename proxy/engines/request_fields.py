@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from prefixcache.limits import MAX_BODY_COMMAS
 from proxy.request_body import has_too_many_parts
 
 _LOOKED_AT_BYTES = 1_024
@@ -43,10 +44,12 @@ _named = msgspec.json.Decoder(_Named)
 _name = msgspec.json.Decoder(str)
 
 
-def read_fields(body: bytes, content_type: str, *, is_predicted: bool) -> BodyFields:
+def read_fields(
+    body: bytes, content_type: str, *, is_predicted: bool, most_commas: int = MAX_BODY_COMMAS
+) -> BodyFields:
     """Takes a millisecond a MB for text."""
     if body[:_LOOKED_AT_BYTES].lstrip().startswith(b"{"):
-        if is_predicted and not has_too_many_parts(body):
+        if is_predicted and not has_too_many_parts(body, most_commas=most_commas):
             return _whole(body)
         return BodyFields(model=_model_of_json(body))
     if content_type.lower().startswith("multipart/form-data"):

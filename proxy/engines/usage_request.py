@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 from prefixcache.limits import MAX_SSE_EVENT_BYTES
+from proxy.engines.body_edit import BodyEdit
 from proxy.engines.json_members import Member, members, object_begin, without
 from proxy.engines.sse_cutter import SseCutter
 from proxy.engines.usage import Usage
@@ -23,8 +24,8 @@ _MEMBER = b'"stream_options":{"include_usage":true}'
 _INCLUDE = b'"include_usage":true'
 
 
-def asking_for_usage(body: bytes, parsed: Mapping[str, object]) -> bytes | None:
-    """The body of a chat or text completion, with the usage of its stream asked for; None where that is not to be done.
+def asking_for_usage(body: bytes, parsed: Mapping[str, object]) -> BodyEdit | None:
+    """What asks for the usage of a stream in the body of a chat or text completion; None where that is not to be done.
 
     `parsed` is what the body says. Not a stream, asked for by the client itself, or nothing an engine would accept:
     then the body goes as it is.
@@ -35,20 +36,18 @@ def asking_for_usage(body: bytes, parsed: Mapping[str, object]) -> bytes | None:
     assert begin is not None, "what was parsed to an object begins with a brace"
     options = parsed.get("stream_options")
     if "stream_options" not in parsed:
-        return body[: begin + 1] + _MEMBER + b"," + body[begin + 1 :]
+        return _insertion(begin + 1, _MEMBER + b",")
     if options is not None and not isinstance(options, dict):
         return None
     if options is not None and options.get("include_usage"):
         return None
     standing = _last(body, begin, "stream_options")
     if options is None:
-        return body[: standing.value_begin] + b'{"include_usage":true}' + body[standing.end :]
+        return BodyEdit(begin=standing.value_begin, end=standing.end, new=b'{"include_usage":true}')
     if "include_usage" in options:
         flag = _last(body, standing.value_begin, "include_usage")
-        return body[: flag.value_begin] + b"true" + body[flag.end :]
-    comma = b"," if options else b""
-    inside = standing.value_begin + 1
-    return body[:inside] + _INCLUDE + comma + body[inside:]
+        return BodyEdit(begin=flag.value_begin, end=flag.end, new=b"true")
+    return _insertion(standing.value_begin + 1, _INCLUDE + (b"," if options else b""))
 
 
 class UsageFilter:
@@ -122,6 +121,10 @@ def without_usage(event: bytes) -> bytes:
         data, cut = without(data, found[-1]), data
         event = event[:place] + data + event[place + len(cut) :]
     return event
+
+
+def _insertion(place: int, new: bytes) -> BodyEdit:
+    return BodyEdit(begin=place, end=place, new=new)
 
 
 def _last(data: bytes, begin: int, key: str) -> Member:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -19,10 +18,10 @@ from prefixcache.rendering.byte_tokenizer import byte_tokenizer_files
 from prefixcache.rendering.renderer import Renderer
 from tests.cases.catalogue import CASES, Placeholders
 from tests.support.bare_client import Reply, ask, post_bytes
+from tests.support.health_watch import watched_health
 from tests.support.program_fleet import Program, all_ready, running_fleet
 from tests.support.valkey import Server
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "sim"
 CHAT = "/v1/chat/completions"
 ALONE_S = 2.0
@@ -54,26 +53,6 @@ def _chat(text: str, **fields: object) -> bytes:
     return post_bytes(CHAT, body)
 
 
-@asynccontextmanager
-async def _watched_health(port: int) -> AsyncIterator[Callable[[], Awaitable[float]]]:
-    """Gives what ends the watch and tells the seconds of the slowest answer."""
-    command = [sys.executable, "-m", "tests.support.health_watch", f"http://127.0.0.1:{port}/health"]
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-
-    async def slowest_s() -> float:
-        told, _ = await process.communicate(b"")
-        return float(told)
-
-    try:
-        yield slowest_s
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
 def _longest_gap_s(reply: Reply, since: float, until: float) -> float:
     within = [at for at in reply.arrivals if since <= at <= until]
     return max((later - earlier for earlier, later in pairwise(within)), default=0.0)
@@ -101,7 +80,7 @@ async def _held_up(port: int, prompts: list[bytes]) -> tuple[float, float]:
     """Seconds of the slowest /health, and by which the longest gap of the streams grew."""
     over = asyncio.Event()
     story = _chat("Write a very long story", max_tokens=100_000, ignore_eos=True, stream=True)
-    async with _watched_health(port) as slowest_s:
+    async with watched_health(f"http://127.0.0.1:{port}") as slowest_s:
         streams = [asyncio.create_task(_until(port, story, over)) for _ in range(NUM_STREAMS)]
         began = time.monotonic()
         await asyncio.sleep(ALONE_S)  # the span that is measured

@@ -63,7 +63,8 @@ class Program:
 class ProgramFleet:
     """Starts programs against one Redis; `running_fleet` ends them all."""
 
-    def __init__(self, folder: Path, redis_url: str) -> None:
+    def __init__(self, folder: Path, redis_url: str | None) -> None:
+        """Without a Redis proxies serve plain engines alone."""
         self.redis_url = redis_url
         self._folder = folder
         self._num_started = 0
@@ -78,12 +79,14 @@ class ProgramFleet:
         niceness: int = 0,
     ) -> Program:
         """`await program.said(" ready at ")` waits for it."""
+        assert self.redis_url is not None
         command = [*program_command("worker"), "--runner", runner, "--redis", self.redis_url, "--name", name, *flags]
         return self._start(name, command, environment or {}, niceness)
 
     async def start_proxy(self, name: str, *flags: str, environment: Mapping[str, str] | None = None) -> Program:
         """A proxy that listens."""
-        command = [*program_command("proxy"), "--redis", self.redis_url, "--port", "0", *flags]
+        redis = ["--redis", self.redis_url] if self.redis_url is not None else []
+        command = [*program_command("proxy"), *redis, "--port", "0", *flags]
         program = self._start(name, command, environment or {})
         log = await program.said(r"listening http://\S+\n")
         program.url = re.findall(r"listening (http://\S+)\n", log)[-1]
@@ -118,7 +121,7 @@ class ProgramFleet:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, redis_url: str) -> AsyncIterator[ProgramFleet]:
+async def running_fleet(folder: Path, redis_url: str | None) -> AsyncIterator[ProgramFleet]:
     """Ends every program on exit and fails if one of them logged a traceback."""
     fleet = ProgramFleet(folder, redis_url)
     try:

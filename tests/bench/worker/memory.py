@@ -113,7 +113,7 @@ async def _running(
     """A worker program that is registered."""
     program = fleet.start_worker(name, *flags, runner=runner)
     await program.said(" ready at ")
-    async with RedisStore.open(fleet.redis_url) as store:
+    async with RedisStore.open(str(fleet.redis_url)) as store:
         (record,) = await store.registry().live_workers()
     try:
         yield record, psutil.Process(program.process.pid)

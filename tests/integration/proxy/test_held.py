@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 
-from prefixcache.limits import HELD_DOWN_S, RECORD_DEAD_AFTER_S
+from prefixcache.limits import HELD_DOWN_S, LARGE_BODY_BYTES, RECORD_DEAD_AFTER_S
 from prefixcache.types import pack_tokens
 from proxy.app import BOOKS, FLEET, HELD
 from tests.support.fake_worker import FakeWorker, says, token_ids
@@ -60,6 +61,16 @@ async def test_they_wait_and_go_on_in_the_order_of_their_coming(store: MemorySto
             assert pack_tokens(token_ids(name)) in frame.prompt_ids, "in their order"
         assert all(frame.waited_s > 0.0 for frame in frames)
         assert (_held(proxy), _outcome(proxy, "placed")) == (0, 3)
+
+
+async def test_large_ones_wait_beside_each_other(store: MemoryStore) -> None:
+    """One that waits for a worker does not keep others from being read."""
+    content = json.dumps(body()).encode() + b" " * LARGE_BODY_BYTES
+    async with _without_its_worker(store) as proxy:
+        asking = [asyncio.create_task(proxy.client.post("/v1/chat/completions", content=content)) for _ in range(3)]
+        await eventually(lambda: _held(proxy) == len(asking))
+        async with FakeWorker.open(store, script=says("hi")):
+            assert [(await answer).status_code for answer in asking] == [200] * 3
 
 
 async def test_nobody_comes_in_time(store: MemoryStore) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from prefixcache.rendering.engine_prompt import EnginePrompts
-from prefixcache.rendering.renderer import Renderer
+from prefixcache.rendering.engine_prompt import READERS, EnginePrompts
+from prefixcache.rendering.renderer import RenderedPrompt, Renderer
 from prefixcache.rendering.tokenizer_files import TokenizerFiles
 from prefixcache.rendering.tokenizing_threads import TokenizingThreads
-from prefixcache.types import unpack_tokens
+from prefixcache.types import pack_tokens
 from tests.support.chats import ADDED_TOKENS, CHATS, CONFIG, SPECIAL_TOKENS, TEMPLATES, TOOLS, Chat
 from tests.support.seeds import seeded
 from tests.support.tiny_tokenizer import SpacePrefix, tiny_llama_files, tiny_tokenizer_files
@@ -60,7 +60,13 @@ class Bodies:
 
     async def ids(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> list[int] | None:
         prompt = await self._prompts.of(path, body, body_bytes=1, seed=1, model="m")
-        return None if prompt is None else unpack_tokens(prompt.units).tolist()
+        if prompt is None:
+            return None
+        (draft,) = self._prompts._drafts(READERS[path], body)
+        assert isinstance(draft, RenderedPrompt)
+        ids = self._renderer.encode(draft)
+        assert prompt.begins(pack_tokens(ids)) and prompt.num_units == len(ids)
+        return ids.tolist()
 
     def expected(self, chat: Chat, tools: Any = None, **named: Any) -> list[int] | None:
         """None where transformers refuses."""

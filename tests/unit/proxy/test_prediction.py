@@ -15,7 +15,13 @@ import pytest
 from prefixcache.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from prefixcache.hashing import block_hashes, index_hashes
 from prefixcache.index.base import Match
-from prefixcache.limits import LARGE_BODY_BYTES, MAX_BODY_LISTS, OFFLOAD_BODY_BYTES, TOKENIZE_INLINE_CHARS
+from prefixcache.limits import (
+    LARGE_BODY_BYTES,
+    MAX_BODY_LISTS,
+    OFFLOAD_BODY_BYTES,
+    TOKENIZE_INLINE_CHARS,
+    TOKENIZE_THREADS,
+)
 from prefixcache.metrics import ProxyMetrics, exposition
 from prefixcache.rendering.renderer import Renderer
 from prefixcache.types import pack_tokens, unpack_tokens
@@ -28,6 +34,7 @@ from proxy.sampling_fields import GenerationOptions
 from proxy.warnings_log import QuietLog
 from tests.support.memory_store import FaultyIndex
 from tests.support.tiny_tokenizer import TINY_EOS_ID, TINY_TEMPLATE, tiny_tokenizer_files
+from tests.support.waiting import eventually
 from tests.support.worker_records import worker_record
 
 SEED = 9
@@ -264,21 +271,42 @@ async def test_other_exceptions_of_an_index_are_not_hidden() -> None:
 # --- large bodies -----------------------------------------------------------------------------------------
 
 
+async def _turns_of_the_loop() -> None:
+    """Whoever can go on has done so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def test_large_bodies_are_taken_apart_one_after_the_other(executor: CountingExecutor) -> None:
     reader = PromptReader(executor)
     first, second, small = ExitStack(), ExitStack(), ExitStack()
     await reader.take_turn(first, LARGE_BODY_BYTES)
     waiting = asyncio.create_task(reader.take_turn(second, LARGE_BODY_BYTES))
     await reader.take_turn(small, LARGE_BODY_BYTES - 1)
+    await _turns_of_the_loop()
     assert not waiting.done()
     first.close()
     await waiting
     first.close()  # a second time gives nobody else's turn away
     third = asyncio.create_task(reader.take_turn(ExitStack(), LARGE_BODY_BYTES))
-    await asyncio.sleep(0)
+    await _turns_of_the_loop()
     assert not third.done()
     second.close()
     await third
+
+
+async def test_of_others_that_go_to_a_thread_some_are_taken_apart_at_once(executor: CountingExecutor) -> None:
+    reader = PromptReader(executor)
+    turns = [ExitStack() for _ in range(2 * TOKENIZE_THREADS)]
+    for turn in turns:
+        await reader.take_turn(turn, OFFLOAD_BODY_BYTES)
+    waiting = asyncio.create_task(reader.take_turn(ExitStack(), LARGE_BODY_BYTES - 1))
+    await reader.take_turn(ExitStack(), LARGE_BODY_BYTES)
+    await reader.take_turn(ExitStack(), OFFLOAD_BODY_BYTES - 1)
+    await _turns_of_the_loop()
+    assert not waiting.done()
+    turns[0].close()
+    await asyncio.wait_for(waiting, 5)
 
 
 async def test_whoever_leaves_while_waiting_for_a_turn_has_none(executor: CountingExecutor) -> None:
@@ -293,6 +321,32 @@ async def test_whoever_leaves_while_waiting_for_a_turn_has_none(executor: Counti
     gone.close()
     first.close()
     await asyncio.wait_for(reader.take_turn(turn, LARGE_BODY_BYTES), 5)
+
+
+async def test_a_turn_lasts_as_long_as_a_thread_is_at_work(executor: CountingExecutor) -> None:
+    reader = PromptReader(executor)
+    at_work, goes_on = threading.Event(), threading.Event()
+
+    def parse(body: bytes) -> None:
+        at_work.set()
+        goes_on.wait()
+
+    async def ask() -> None:
+        with ExitStack() as turn:
+            await reader.take_turn(turn, LARGE_BODY_BYTES)
+            await reader.parse(parse, bytes(LARGE_BODY_BYTES))
+
+    gone = asyncio.create_task(ask())
+    await eventually(at_work.is_set)
+    gone.cancel()
+    await asyncio.wait({gone})
+    second = asyncio.create_task(reader.take_turn(ExitStack(), LARGE_BODY_BYTES))
+    try:
+        await _turns_of_the_loop()
+        assert not second.done(), "what the thread reads is still held"
+    finally:
+        goes_on.set()
+    await asyncio.wait_for(second, 5)
 
 
 async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(executor: CountingExecutor) -> None:

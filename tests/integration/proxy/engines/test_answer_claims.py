@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from proxy.app import ENGINES
-from proxy.engines import engine_exchange
+from proxy.engines import answer_claims
 from proxy.engines.engine_settings import EngineSettings
 from tests.support.answer_bytes import chat_answer, chat_chunk, chat_stream, chunked, event, stream_head
 from tests.support.engine_proxy import chat, engine_answers, engine_proxy
@@ -68,7 +68,7 @@ async def test_the_next_turn_is_expected_to_find_the_answer_by_every_proxy(strea
 async def test_an_answer_that_is_not_claimed_is_not_expected(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_proxy(engine_answers(then=_answers if why == "large" else _calls_a_tool)) as proxy:
         if why == "large":
-            monkeypatch.setattr(engine_exchange, "LARGE_BODY_BYTES", len(QUESTION))
+            monkeypatch.setattr(answer_claims, "LARGE_BODY_BYTES", len(QUESTION))
         await proxy.chat(QUESTION, stream=True)
         # Answers are claimed in the order of their ends: after this one the first has had its turn.
         proxy.engines[0].answer = engine_answers(then=_answers)

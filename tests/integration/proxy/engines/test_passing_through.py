@@ -8,7 +8,7 @@ import time
 import pytest
 
 import proxy.engines.engine_handler
-from prefixcache.limits import MAX_BODY_BYTES
+from prefixcache.limits import MAX_BODY_BYTES, MAX_PREDICTED_COMMAS
 from proxy.engines.http_pool import EngineTimeouts
 from tests.support.answer_bytes import chat_events, chunk, chunked, stream_head, whole
 from tests.support.engine_proxy import MODEL, chat, engine_answers, engine_proxy
@@ -138,6 +138,19 @@ async def test_a_prompt_of_too_many_parts_passes_without_being_taken_apart() -> 
         answer = await fleet.client.post("/v1/completions", content=content)
         assert answer.status_code == 200 and "x-prefixcache-hit-tokens" not in answer.headers
         assert fleet.asked()[0].body == content
+
+
+async def test_a_chat_of_too_many_commas_passes_as_it_is_and_as_many_ids_are_predicted() -> None:
+    ids = ",".join(["1"] * (MAX_PREDICTED_COMMAS + 2))
+    chat_of_many = f'{{"model":"demo","messages":[{{"role":"user","content":"{ids}"}}]}}'
+    async with engine_proxy() as fleet:
+        for path, content, is_predicted in (
+            ("/v1/chat/completions", chat_of_many, False),
+            ("/v1/completions", f'{{"model":"demo","prompt":[{ids}]}}', True),
+        ):
+            answer = await fleet.client.post(path, content=content)
+            assert answer.status_code == 200 and ("x-prefixcache-hit-tokens" in answer.headers) == is_predicted
+            assert fleet.asked()[-1].body == content.encode()
 
 
 async def test_gaps_between_the_pieces_of_a_stream_are_counted() -> None:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from prefixcache import hashing
 from prefixcache.limits import (
+    MAX_CACHE_KEY_CHARS,
     MAX_MATCH_BLOCKS,
     MAX_MESSAGES,
+    MAX_PREDICTED_PROMPTS,
     OFFLOAD_BODY_BYTES,
     OFFLOAD_MESSAGES,
     TOKENIZE_INLINE_CHARS,
@@ -79,7 +81,7 @@ async def test_units_and_chain_with_a_tokenizer(threads: TokenizingThreads) -> N
     prompt = await prompt_of(EnginePrompts(renderer=RENDERER, threads=threads), chat(LONG))
     assert prompt is not None
     ids = RENDERER.encode(RENDERER.render(chat(LONG)["messages"]))
-    assert unpack_tokens(prompt.units) == ids
+    assert prompt.begins(ids.tobytes()) and prompt.tail == ids.tobytes()[len(prompt.chain) * 256 :]
     assert (prompt.unit, prompt.num_units, prompt.prompt_tokens_estimate) == ("token", len(ids), len(ids))
     root = hashing.engine_root(
         seed=1, model="m", unit="token", tokenizer=RENDERER.fingerprint, index_block_units=64, cache_keys={}
@@ -92,7 +94,10 @@ async def test_units_and_chain_without_one(threads: TokenizingThreads) -> None:
     prompt = await prompt_of(EnginePrompts(renderer=None, threads=threads), chat(LONG))
     assert prompt is not None
     units = canonical_chat(chat_form(chat(LONG)))
-    assert (prompt.units, prompt.unit, prompt.num_units) == (units, "byte", len(units))
+    assert (prompt.unit, prompt.num_units, prompt.tail) == ("byte", len(units), units[len(units) // 256 * 256 :])
+    assert prompt.begins(units) and prompt.begins(units + b"more")
+    for place in (0, 255, 256, len(units) - 1):
+        assert not prompt.begins(units[:place] + b"\0" + units[place + 1 :]) and not prompt.begins(units[:place])
     assert prompt.prompt_tokens_estimate is None
     root = hashing.engine_root(seed=1, model="m", unit="byte", tokenizer="bytes", index_block_units=256, cache_keys={})
     assert prompt.chain == hashing.chain(root, units, 256)
@@ -113,7 +118,7 @@ async def test_the_chain_ends_where_nothing_is_looked_up(
     monkeypatch.setattr(engine_prompt, "MAX_MATCH_BLOCKS", 2)
     prompt = await prompt_of(prompts, chat(LONG))
     assert prompt is not None
-    assert prompt.chain == whole[:2]
+    assert prompt.chain == whole[:2] and prompt.tail == b""
     assert MAX_MATCH_BLOCKS > 2
 
 
@@ -185,7 +190,7 @@ async def test_completions_by_text_and_by_ids(threads: TokenizingThreads) -> Non
     )
     prompt = await prompt_of(prompts, {"prompt": [1, 2, 3]}, COMPLETIONS)
     assert prompt is not None
-    assert (unpack_tokens(prompt.units).tolist(), prompt.num_units) == ([1, 2, 3], 3)
+    assert (unpack_tokens(prompt.tail).tolist(), prompt.num_units) == ([1, 2, 3], 3)
 
 
 async def test_token_ids_are_counted_without_a_tokenizer(threads: TokenizingThreads) -> None:
@@ -215,6 +220,21 @@ async def test_equal_images_share_what_follows_and_others_do_not(prompts: Engine
     assert one == again
     assert len(before) - 1 <= num_shared(one, other) <= len(before)
     assert len(one) > len(before) + 3
+
+
+@pytest.mark.parametrize("last", ["x", "é", "🙂"])
+async def test_a_text_of_too_many_bytes_is_told_without_a_tokenizer_alone(
+    last: str, threads: TokenizingThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_tokens, by_bytes = (EnginePrompts(renderer=each, threads=threads) for each in (RENDERER, None))
+    long = LONG + last
+    text = RENDERER.render(chat(long)["messages"]).text
+    num_bytes = len(text.encode())
+    for most_bytes, is_told in ((num_bytes, True), (num_bytes - 1, False)):
+        monkeypatch.setattr(engine_prompt, "MAX_PREDICTED_TEXT_BYTES", most_bytes)
+        assert (await prompt_of(by_tokens, chat(long)) is not None) == is_told
+        assert (await prompt_of(by_tokens, {"prompt": text}, COMPLETIONS) is not None) == is_told
+        assert await prompt_of(by_bytes, chat(long)) is not None
 
 
 # --- where it runs ----------------------------------------------------------------------------------------
@@ -300,6 +320,9 @@ def nested(depth: int) -> Any:
         (COMPLETIONS, {"prompt": None}),
         (COMPLETIONS, {"prompt": [-1]}),
         (COMPLETIONS, {"prompt": [2**40]}),
+        (COMPLETIONS, {"prompt": ["a"] * (MAX_PREDICTED_PROMPTS + 1)}),
+        (CHAT, chat("Hi", cache_salt="s" * (MAX_CACHE_KEY_CHARS + 1))),
+        (CHAT, chat("Hi", extra_key=[0.5] * MAX_CACHE_KEY_CHARS)),
         ("/v1/messages", {"messages": 5}),
         ("/v1/responses", {"input": None}),
     ],

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from prefixcache.limits import MAX_KEPT_ANSWERS, MAX_QUEUED_ANSWERS
+from prefixcache.limits import LARGE_BODY_BYTES, MAX_KEPT_ANSWERS, MAX_KEPT_PROMPT_BYTES, MAX_QUEUED_ANSWERS
 from prefixcache.rendering.engine_prompt import EnginePrompt, EnginePrompts
 from prefixcache.rendering.tokenizing_threads import TokenizingThreads
 from prefixcache.types import EngineGeometry, Unit
@@ -33,6 +33,7 @@ class Prompts:
         self.read: list[str] = []
 
     def answered(self, parsed: object, prompt: EnginePrompt, text: str) -> Sequence[int]:
+        assert parsed == {"messages": []}
         self.read.append(text)
         return self.chains[text]
 
@@ -62,11 +63,11 @@ def answered(
 ) -> AnsweredChat:
     engine = EngineGeometry(unit=unit)
     prompt = EnginePrompt(
-        units=b"", geometry=engine, root=0, num_units=num_units, chain=PROMPT_CHAIN, prompt_tokens_estimate=num_units
+        tail=b"", geometry=engine, root=0, num_units=num_units, chain=PROMPT_CHAIN, prompt_tokens_estimate=num_units
     )
     answer = SimpleNamespace(text=lambda: text, usage=Usage(completion_tokens=num_tokens))
     return AnsweredChat(
-        parsed={},
+        body=b'{"messages":[]}',
         prompts=cast(EnginePrompts, prompts),
         prompt=prompt,
         answer=cast(KeptAnswer, answer),
@@ -150,7 +151,18 @@ async def test_where_many_wait_the_next_one_is_let_go() -> None:
 def test_so_many_answers_are_kept_at_once() -> None:
     claims = AnswerClaims(cast(TokenizingThreads, None))
     with ExitStack() as scope:
-        assert all(claims.keeps(scope) for _ in range(MAX_KEPT_ANSWERS))
-        assert not claims.keeps(scope)
+        assert all(claims.keeps(b"", scope) for _ in range(MAX_KEPT_ANSWERS))
+        assert not claims.keeps(b"", scope)
     with ExitStack() as scope:
-        assert claims.keeps(scope)
+        assert claims.keeps(b"", scope)
+
+
+def test_bodies_of_so_many_bytes_are_kept_with_them() -> None:
+    claims = AnswerClaims(cast(TokenizingThreads, None))
+    body = bytes(LARGE_BODY_BYTES - 1)
+    with ExitStack() as scope:
+        assert not claims.keeps(bytes(LARGE_BODY_BYTES), scope)
+        assert sum(claims.keeps(body, scope) for _ in range(MAX_KEPT_ANSWERS)) == MAX_KEPT_PROMPT_BYTES // len(body)
+        assert claims.keeps(bytes(MAX_KEPT_PROMPT_BYTES % len(body)), scope) and not claims.keeps(b"x", scope)
+    with ExitStack() as scope:
+        assert claims.keeps(body, scope)

@@ -61,7 +61,7 @@ def test_any_body_asks_for_usage_and_says_nothing_else_besides(data: st.DataObje
         body["stream_options"] = data.draw(OPTIONS)
     spelled = (data.draw(st.text(" \n", max_size=2)) + data.draw(_spelled(body))).encode()
     parsed = msgspec.json.decode(spelled)
-    asked = asking_for_usage(spelled, parsed)
+    asked = _asked(spelled, parsed)
     options = parsed.get("stream_options") or {}
     if parsed["stream"] is not True or options.get("include_usage"):
         assert asked is None
@@ -98,7 +98,17 @@ def test_any_body_asks_for_usage_and_says_nothing_else_besides(data: st.DataObje
     ],
 )
 def test_exact_bytes(body: bytes, asked: bytes | None) -> None:
-    assert asking_for_usage(body, json.loads(body)) == asked
+    assert _asked(body, json.loads(body)) == asked
+
+
+def _asked(body: bytes, parsed: Any) -> bytes | None:
+    """The body that an engine gets; None where it gets what came."""
+    edit = asking_for_usage(body, parsed)
+    if edit is None:
+        return None
+    changed = b"".join(edit.parts(body))
+    assert edit.length(body) == len(changed)
+    return changed
 
 
 def _events(with_usage: bool, extra: dict[str, Any], texts: list[str], line_end: bytes) -> list[bytes]:
