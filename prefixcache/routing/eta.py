@@ -58,7 +58,7 @@ def _exact_order(worker: WorkerSnapshot) -> tuple[int, int]:
 def _scores_s(request: RoutingRequest, workers: Sequence[WorkerSnapshot]) -> dict[str, float]:
     usual = usual_rate(workers)
     uncached = [worker.uncached_tokens(request) for worker in workers]
-    sharing = sharing_prices_tokens(workers, uncached)
+    sharing = sharing_prices_tokens(workers, uncached, request.prompt_tokens)
     scores: dict[str, float] = {}
     for place, worker in enumerate(workers):
         told = worker.prefill_rate or usual

@@ -133,7 +133,7 @@ def scores(*fleet: WorkerSnapshot) -> dict[str, float]:
 
 def test_prices_of_memory_are_added_as_seconds_of_computing_so_many_tokens() -> None:
     fleet = [cache("full", 10_000.0), cache("nearly", 10_000.0 - 500, hit=1_000)]
-    sharing = sharing_prices_tokens(fleet, [each.uncached_tokens(REQUEST) for each in fleet])
+    sharing = sharing_prices_tokens(fleet, [each.uncached_tokens(REQUEST) for each in fleet], REQUEST.prompt_tokens)
     assert sharing is not None
     assert scores(*fleet) == pytest.approx(
         {"full": 2.0 + 2 * 2.0 + sharing[0] / RATE, "nearly": 1.0 + 2 * 0.5 + sharing[1] / RATE}
@@ -145,6 +145,16 @@ def test_a_cache_that_holds_more_than_its_share_is_given_less() -> None:
     crowded = cache("holder", 9_000.0, hit=1_024)
     assert chosen(crowded, *others) in ("a", "b"), "its prefix is worth less than the chats that it will push out"
     assert chosen(cache("holder", 2_000.0, hit=1_024), *others) == "holder"
+
+
+def test_a_chat_is_not_sent_away_from_all_that_it_has_where_caches_hold_many_prompts() -> None:
+    """As it came on two engines of 46,592 tokens each, a twentieth of them filled: chats of 700 tokens went to the one
+    that had fewer, and their system prompt was computed there once more."""
+    ample = {"capacity": 46_592.0, "num_running": 1}
+    holder = cache("holder", 2_300.0, hit=640, recent_tokens=9_800.0, waiting_s=(0.14, 0.0, 0.0, 0.0, 0.0), **ample)
+    other = cache("other", 1_300.0, recent_tokens=4_100.0, **ample)
+    request = RoutingRequest(prompt_tokens=712)
+    assert Eta(random.Random(1)).choose(request, [holder, other]).worker_id == "holder"
 
 
 def test_a_cache_whose_capacity_is_not_known_is_taken_for_ample_and_there_are_no_shares() -> None:

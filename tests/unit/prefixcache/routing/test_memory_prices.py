@@ -11,6 +11,7 @@ import pytest
 from prefixcache.routing.base import RoutingRequest, WorkerSnapshot
 from prefixcache.routing.memory_prices import (
     COPY_PRICE,
+    CROWDED_FILL,
     CROWDING_PRICE,
     FLOCKING_PRICE,
     displaced_price_tokens,
@@ -57,7 +58,8 @@ def full(held: float, **fields: Any) -> WorkerSnapshot:
 
 
 def sharing_prices(workers: list[WorkerSnapshot]) -> Sequence[float] | None:
-    return sharing_prices_tokens(workers, [worker.uncached_tokens(PROMPT) for worker in workers])
+    uncached = [worker.uncached_tokens(PROMPT) for worker in workers]
+    return sharing_prices_tokens(workers, uncached, PROMPT.prompt_tokens)
 
 
 def of_crowding(workers: list[WorkerSnapshot]) -> list[float]:
@@ -70,11 +72,36 @@ def of_crowding(workers: list[WorkerSnapshot]) -> list[float]:
 def test_crowding_is_what_a_cache_then_holds_beyond_its_share() -> None:
     """Two thirds full, 8,000 would be beyond a share of 20,000 / 3 by 1,333, and by another 1,000 with the prompt."""
     fleet = [full(8_000.0), full(8_000.0, hit_tokens=1_000), full(4_000.0)]
-    fill = 2 / 3
-    beyond = 8_000 - 20_000 / 3
+    beyond = 0.8 - 2 / 3
     assert of_crowding(fleet) == pytest.approx(
-        [CROWDING_PRICE * fill * (beyond + 1_000), CROWDING_PRICE * fill * beyond, 0.0]
+        [CROWDING_PRICE * 1_000 * (beyond + 0.1), CROWDING_PRICE * 1_000 * beyond, 0.0]
     )
+
+
+def test_caches_that_are_nearly_empty_are_crowded_in_proportion() -> None:
+    """A sixteenth of them is filled, half of what makes crowding count in full."""
+    held = 20_000 * CROWDED_FILL / 2
+    fleet = [full(held, hit_tokens=1_000), full(0.0, hit_tokens=1_000)]
+    assert of_crowding(fleet) == pytest.approx([CROWDING_PRICE / 2 * 1_000 * CROWDED_FILL / 2, 0.0])
+
+
+def test_prices_weigh_against_a_prompt_alike_whatever_the_scale() -> None:
+    """Caches and prompts ten times as large: all prices are ten times as high, and so is what they are weighed against.
+    Where only the caches grow, what lies beyond a share by as many tokens as before is worth less."""
+    small, large, roomy = (
+        sharing_prices_tokens(
+            [
+                cache(held_tokens=held * size, recent_tokens=2_000 * size, capacity_tokens=room, num_running=2)
+                for held, size in ((8_000.0, size), (5_000.0, size / 2))
+            ],
+            [400 * size, 500 * size],
+            500 * size,
+        )
+        for size, room in ((1, 10_000.0), (10, 100_000.0), (1, 100_000.0))
+    )
+    assert small is not None and large is not None and roomy is not None
+    assert large == pytest.approx([10 * price for price in small])
+    assert roomy[0] - COPY_PRICE * 400 < (small[0] - COPY_PRICE * 400) / 5
 
 
 def test_a_chat_does_not_move_where_it_would_only_crowd_another_cache() -> None:
@@ -102,7 +129,7 @@ def test_who_had_more_than_its_share_of_late_pays_where_each_has_a_request(num_r
         full(0.0, hit_tokens=1_000, recent_tokens=9_000.0, num_waiting=num_requests),
         full(0.0, hit_tokens=1_000, recent_tokens=1_000.0),
     ]
-    assert sharing_prices(fleet) == pytest.approx([FLOCKING_PRICE * busy * 4_000, 0.0])
+    assert sharing_prices(fleet) == pytest.approx([FLOCKING_PRICE * busy * 1_000 * 0.4, 0.0])
 
 
 def test_there_are_no_shares_where_a_capacity_is_not_known() -> None:
