@@ -88,7 +88,8 @@ def load_model(folder: ModelFolder, dtype: torch.dtype, device: torch.device = C
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its arguments
     except RuntimeError as error:
         raise ConfigError(f"model folder {folder.path} cannot be moved to {device}: {error}") from error
-    pack_linear_layers(model)
+    few = torch.zeros(1, 2, dtype=torch.long, device=device)
+    pack_linear_layers(model, lambda: model(input_ids=few, use_cache=False))
     return model
 
 

@@ -54,6 +54,7 @@ FENCES = {
         "worker.model_loader",
         "worker.packed_linear",
         "worker.rope",
+        "worker.sibling_layers",
     ),
     "transformers": (
         "worker.attention",
