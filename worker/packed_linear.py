@@ -12,7 +12,6 @@ together, of which each takes its columns. Measured with SmolLM2-135M on one cor
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -103,7 +102,6 @@ class _JointProduct:
                 if not rest.columns:
                     self._rest = None
                 return found
-        self._rest = rest = None  # its memory is free for what comes
         columns = dict(enumerate(self._product(rows).split_with_sizes(self._sizes, -1)))
         own = columns.pop(place)
         self._rest = _Rest(rows, version, columns)
@@ -117,9 +115,7 @@ def pack_linear_layers(model: nn.Module, forward: Callable[[], object]) -> int:
     `forward` runs the model over a few tokens: small layers that are given the same rows there share a product.
     Subclasses of nn.Linear stay: they compute something of their own. So does a layer whose products would differ.
     """
-    packed: dict[nn.Linear, PackedLinear | None] = {}
-    for siblings in _siblings(model, forward):
-        packed.update(_packed_jointly(siblings))
+    packed: dict[nn.Linear, PackedLinear | None] = {**_with_joint_products(model, forward)}
     for parent, name, layer in _linear_layers(model):
         if layer not in packed:
             packed[layer] = _packed(layer)
@@ -147,10 +143,12 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear
                 yield parent, name, layer
 
 
-def _siblings(model: nn.Module, forward: Callable[[], object]) -> list[Siblings]:
-    places = Counter(layer for _, _, layer in _linear_layers(model))
-    parents = {layer: parent for parent, _, layer in _linear_layers(model) if places[layer] == 1}
-    return find_siblings(parents, forward) if parents else []
+def _with_joint_products(model: nn.Module, forward: Callable[[], object]) -> dict[nn.Linear, PackedLinear]:
+    parents = {layer: parent for parent, _, layer in _linear_layers(model)}
+    packed: dict[nn.Linear, PackedLinear] = {}
+    for siblings in find_siblings(parents, forward):
+        packed.update(_packed_jointly(siblings))
+    return packed
 
 
 def _packed_jointly(siblings: Siblings) -> dict[nn.Linear, PackedLinear]:

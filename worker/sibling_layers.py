@@ -33,6 +33,8 @@ def find_siblings(parents: Mapping[nn.Linear, nn.Module], forward: Callable[[], 
 
     `parents` holds the layers to look at, each with the module that it is a child of. None if `forward` fails.
     """
+    if not parents:
+        return []
     calls: list[_Call] = []
 
     def record(layer: nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -57,6 +57,7 @@ def products() -> Iterator[list[Tensor]]:
     plain = packed_linear._product
 
     def counted(weight: Tensor, bias: Tensor | None) -> Product:
+        assert bias is None or len(bias) == len(weight)
         product = plain(weight, bias)
 
         def count(rows: Tensor) -> Tensor:
@@ -127,6 +128,10 @@ def test_siblings_are_those_always_given_the_very_same_rows_one_after_the_other(
     trio = Trio(calls)
     assert names(trio, lambda: trio(random_rows())) == found
     assert not any(layer._forward_pre_hooks for layer in trio.layers)
+
+
+def test_without_layers_to_look_at_nothing_is_run() -> None:
+    assert find_siblings({}, lambda: pytest.fail("run")) == []
 
 
 def test_a_forward_that_fails_shows_nothing() -> None:
