@@ -14,6 +14,7 @@ from prefixcache.routing.memory_prices import (
     CROWDED_FILL,
     CROWDING_PRICE,
     FLOCKING_PRICE,
+    MOST_FLOCKING,
     displaced_price_tokens,
     sharing_prices_tokens,
 )
@@ -123,8 +124,8 @@ def test_what_is_computed_here_and_held_elsewhere_has_the_price_of_a_copy() -> N
     assert prices == pytest.approx([COPY_PRICE * 1_000, COPY_PRICE * 400, 0.0])
 
 
-@pytest.mark.parametrize(("num_requests", "busy"), [(0, 0.0), (1, 0.5), (2, 1.0), (9, 1.0)])
-def test_who_had_more_than_its_share_of_late_pays_where_each_has_a_request(num_requests: int, busy: float) -> None:
+@pytest.mark.parametrize(("num_requests", "busy"), [(0, 0.0), (1, 0.5), (2, 1.0), (9, 4.5), (99, MOST_FLOCKING)])
+def test_who_had_more_than_its_share_of_late_pays_for_each_request_in_hand(num_requests: int, busy: float) -> None:
     fleet = [
         full(0.0, hit_tokens=1_000, recent_tokens=9_000.0, num_waiting=num_requests),
         full(0.0, hit_tokens=1_000, recent_tokens=1_000.0),
