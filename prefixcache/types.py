@@ -23,7 +23,7 @@ Unit = Literal["token", "byte"]
 TOKEN_BYTES = 4
 """Of a packed id."""
 
-if sys.byteorder != "little" or array("I").itemsize != 4:
+if sys.byteorder != "little" or array("I").itemsize != TOKEN_BYTES:
     raise ImportError("prefixcache packs token ids as u32 little-endian and runs on little-endian hosts only")
 
 
@@ -82,7 +82,7 @@ class EngineGeometry:
     @property
     def index_block_bytes(self) -> int:
         """Bytes of `EnginePrompt.units` behind one index hash."""
-        return self.index_block_units * (4 if self.unit == "token" else 1)
+        return self.index_block_units * (TOKEN_BYTES if self.unit == "token" else 1)
 
     def predicted_hit_tokens(self, matched_index_blocks: int, prompt_tokens: int, *, tokens_per_unit: float) -> int:
         """Tokens that an engine with this match should reuse: whole blocks, and one token is always computed."""

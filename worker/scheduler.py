@@ -168,7 +168,8 @@ class Scheduler:
                 self._plan_running(plan, self.running[place])
             place += 1
         self._choose(plan, now=now, prefill_rate=prefill_rate)
-        self.pool.release(plan.copied)  # Until the step copies them nothing is allocated.
+        copied = [sequence.copied_block for sequence in plan.admitted if sequence.copied_block is not None]
+        self.pool.release(copied)  # Until the step copies from them nothing is allocated.
         return plan
 
     def _is_slice_over(self, sequence: Sequence) -> bool:
@@ -343,8 +344,7 @@ class Scheduler:
         plan.admitted.append(sequence)
         self.pool.hold(found.blocks)
         if found.copied is not None:
-            plan.copied.append(found.copied[0])
-            self.pool.hold(plan.copied[-1:])
+            self.pool.hold(found.copied[:1])
         sequence.reuse(found.blocks, copied=found.copied)
         if self._is_to_be_sliced(sequence, sequence.num_uncomputed_tokens, num_slice_tokens):
             self._sliced[sequence] = num_slice_tokens

@@ -102,8 +102,7 @@ class Sequence:
 
     def block_content(self, position: int) -> bytes:
         """Packed ids of the full block at `position`."""
-        start = position * self._block_size
-        return self.tokens[start : start + self._block_size].tobytes()
+        return self.content_after(position, len(self.tokens))
 
     def content_after(self, num_blocks: int, end: int) -> bytes:
         """Packed ids behind the first `num_blocks` blocks up to token `end`, a block of them at most."""

@@ -39,8 +39,6 @@ class StepPlan:
     preempted: list[Sequence] = field(default_factory=list)
     budget: StepBudget
     """What prefills may still take."""
-    copied: list[int] = field(default_factory=list)
-    """Blocks that this step copies from."""
     computing: set[int] = field(default_factory=set)
     """Hashes of the full blocks that this step's chunks compute."""
 

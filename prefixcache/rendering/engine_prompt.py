@@ -26,7 +26,7 @@ from prefixcache.rendering.messages_body import messages_form
 from prefixcache.rendering.renderer import RenderedPrompt, Renderer
 from prefixcache.rendering.responses_body import responses_form
 from prefixcache.rendering.tokenizing_threads import TokenizingThreads
-from prefixcache.types import KV_BLOCK_SIZE, EngineGeometry, Unit, pack_tokens
+from prefixcache.types import KV_BLOCK_SIZE, TOKEN_BYTES, EngineGeometry, Unit, num_common_tokens, pack_tokens
 
 READERS: Mapping[str, Callable[[Mapping[str, Any]], ChatForm | CompletionForm]] = {
     "/v1/chat/completions": chat_form,
@@ -145,12 +145,11 @@ class EnginePrompts:
         said = replace(form, messages=messages, add_generation_prompt=False, continue_final_message=True)
         asked = replace(form, messages=[*messages, _NEXT], add_generation_prompt=False)
         now, then = (pack_tokens(renderer.encode(render_chat_form(renderer, each))) for each in (said, asked))
-        end = 4 * prompt.num_units
+        end = TOKEN_BYTES * prompt.num_units
         if not prompt.begins(now) or then[:end] != now[:end]:
             return b""
-        while end < min(len(now), len(then)) and now[end : end + 4] == then[end : end + 4]:
-            end += 4
-        return now[: end - 4]
+        end += TOKEN_BYTES * num_common_tokens(now[end:], then[end:])
+        return now[: end - TOKEN_BYTES]
 
     def _root(self, body: Mapping[str, Any], *, seed: int, model: str) -> int:
         keys = {name: _key_text(body[name]) for name in CACHE_KEY_FIELDS if body.get(name) is not None}
@@ -206,7 +205,7 @@ class EnginePrompts:
         return EnginePrompt(
             root=root,
             geometry=self.geometry,
-            num_units=len(units) if self._renderer is None else len(units) // 4,
+            num_units=len(units) if self._renderer is None else len(units) // TOKEN_BYTES,
             chain=hashes,
             tail=hashed[len(hashes) * width :],
             prompt_tokens_estimate=None if ids is None else len(ids),

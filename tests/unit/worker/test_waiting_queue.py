@@ -12,6 +12,7 @@ from tests.support.requests import generate
 from tests.support.seeds import seeded
 from worker import waiting_queue
 from worker.block_pool import BlockPool
+from worker.reuse import find_blocks
 from worker.runner import RunnerLimits
 from worker.sequence import Sequence
 from worker.waiting_queue import WaitingQueue
@@ -252,14 +253,4 @@ def prompt_of(random: Random) -> list[int]:
 
 def walked(pool: BlockPool, sequence: Sequence) -> int:
     """Uncached tokens by finding block after block from the first one."""
-    parent: int | None = None
-    for position in range(sequence.num_reusable_blocks):
-        parent = pool.find(
-            parent,
-            value=sequence.block_hash(position),
-            token_ids=sequence.block_content(position),
-            root=sequence.root,
-        )
-        if parent is None:
-            return sequence.num_tokens - position * BLOCK
-    return sequence.num_tokens - sequence.num_reusable_blocks * BLOCK
+    return sequence.num_tokens - len(find_blocks(pool, sequence)) * BLOCK
