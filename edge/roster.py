@@ -8,12 +8,14 @@ of one address      resolves   says            stands in the list
                     yes        silent          as before, at the EDGE_SILENT_LOOKS-th time in a row no
 
 While nobody is ready all that resolve stand in it, so that a client reads in a proxy's own words why. A proxy that was
-ready and goes without having said that it is not is lost: killed, hung, or cut off.
+ready and goes without having said itself that it is not is lost: killed, hung, or cut off. It may be back by the next
+look, as another process: what that one says is no word of the lost one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from edge.address import Address
@@ -29,11 +31,19 @@ class Word(Enum):
     SILENT = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Saying:
+    word: Word
+    process: str = ""
+    """Whose word it is; "" if it does not tell, as a proxy of an earlier version."""
+
+
 class Roster:
     """The list, and what must be remembered from look to look."""
 
     def __init__(self) -> None:
-        self._ready: frozenset[Address] = frozenset()
+        self._ready: dict[Address, str] = {}
+        """The process of each."""
         self._silent: dict[Address, int] = {}
         self.num_lost = 0
         """Proxies lost so far; one that comes back and goes again counts twice."""
@@ -42,17 +52,29 @@ class Roster:
     def num_ready(self) -> int:
         return len(self._ready)
 
-    def look(self, words: Mapping[Address, Word]) -> tuple[Address, ...]:
+    def look(self, sayings: Mapping[Address, Saying]) -> tuple[Address, ...]:
         """The list after a look at all addresses that resolve, in an order that does not change."""
         self._silent = {
-            address: self._silent.get(address, 0) + 1 for address, word in words.items() if word is Word.SILENT
+            address: self._silent.get(address, 0) + 1
+            for address, saying in sayings.items()
+            if saying.word is Word.SILENT
         }
-        ready = frozenset(address for address, word in words.items() if self._is_ready(address, word))
-        self.num_lost += sum(words.get(address) is not Word.NOT_READY for address in self._ready - ready)
-        self._ready = ready
-        return tuple(sorted(self._ready or words))
+        self.num_lost += sum(self._is_lost(address, process, sayings) for address, process in self._ready.items())
+        self._ready = {
+            address: saying.process or self._ready.get(address, "")
+            for address, saying in sayings.items()
+            if self._is_ready(address, saying.word)
+        }
+        return tuple(sorted(self._ready or sayings))
 
     def _is_ready(self, address: Address, word: Word) -> bool:
         if word is Word.SILENT:
             return address in self._ready and self._silent[address] < EDGE_SILENT_LOOKS
         return word is Word.READY
+
+    def _is_lost(self, address: Address, process: str, sayings: Mapping[Address, Saying]) -> bool:
+        """Of one that was ready."""
+        saying = sayings.get(address, Saying(Word.REFUSED))
+        if saying.word in (Word.READY, Word.NOT_READY):
+            return bool(process and saying.process and saying.process != process)
+        return not self._is_ready(address, saying.word)

@@ -19,7 +19,7 @@ from edge.nginx_config import nginx_config
 from edge.readiness import ask_ready
 from edge.reload_pace import ReloadPace
 from edge.resolver import Resolver
-from edge.roster import Roster, Word
+from edge.roster import Roster, Saying
 from prefixcache.limits import DRAIN_TIMEOUT_S, EDGE_LOOK_S
 
 _logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Supervisor:
     room: Capacity
     resolver: Resolver
     nginx: Nginx
-    ask: Callable[[Address], Awaitable[Word]] = ask_ready
+    ask: Callable[[Address], Awaitable[Saying]] = ask_ready
     look_s: float = EDGE_LOOK_S
     grace_s: float = DRAIN_TIMEOUT_S
     roster: Roster = field(default_factory=Roster)
@@ -83,8 +83,8 @@ class Supervisor:
 
     async def _look(self) -> tuple[Address, ...]:
         addresses = sorted(await self.resolver.addresses(timeout_s=self.look_s))
-        words = await asyncio.gather(*map(self.ask, addresses))
-        listed = self.roster.look(dict(zip(addresses, words, strict=True)))
+        sayings = await asyncio.gather(*map(self.ask, addresses))
+        listed = self.roster.look(dict(zip(addresses, sayings, strict=True)))
         self._write_metrics(num_known=len(addresses))
         return listed
 

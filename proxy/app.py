@@ -285,6 +285,7 @@ async def _handlers(app: web.Application) -> AsyncIterator[None]:
         loads=app[LOADS],
         departure=app[DEPARTURE],
         has_redis=app[PARTS].has_redis,
+        proxy_id=app[PROXY_ID],
     )
     app[REPORTS] = ReportHandlers(served, books.metrics, books.stats)
     async with _running(answers.run()):

@@ -104,6 +104,7 @@ class HealthHandlers:
         loads: LoadTable,
         departure: Departure,
         has_redis: bool,
+        proxy_id: str,
     ) -> None:
         self._store = store
         self._redis_memory = redis_memory
@@ -113,6 +114,8 @@ class HealthHandlers:
         self._loads = loads
         self._departure = departure
         self._has_redis = has_redis
+        self._process = {"x-prefixcache-proxy": proxy_id}
+        """Told with each answer to /ready: a balancer sees that this is not the process which it asked before."""
 
     async def health(self, _request: web.Request) -> web.Response:
         """200 as long as the process answers; the details say how it is."""
@@ -132,10 +135,10 @@ class HealthHandlers:
         num_workers, num_engines = self._fleet.num_ready, self._engines.num_up
         engines_ready = num_engines if self._engines.links else msgspec.UNSET
         if (error := self._unready(num_workers + num_engines)) is None:
-            return json_answer(Readiness(workers_ready=num_workers, engines_ready=engines_ready))
+            return json_answer(Readiness(workers_ready=num_workers, engines_ready=engines_ready), headers=self._process)
         status, envelope = described(error)
         readiness = Readiness(workers_ready=num_workers, engines_ready=engines_ready, error=envelope.error)
-        return json_answer(readiness, status=status, headers=retry_headers(error))
+        return json_answer(readiness, status=status, headers={**(retry_headers(error) or {}), **self._process})
 
     def _unready(self, num_ready: int) -> Unavailable | None:
         """Why no request is served."""

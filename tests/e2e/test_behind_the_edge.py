@@ -48,4 +48,5 @@ async def test_a_rolling_restart_is_not_seen_by_a_client_that_never_asks_twice(t
                 await eventually(lambda: sum(load.answered.values()) >= answered + 2 * NUM_CLIENTS, 60.0)
             print(f"answered {dict(load.answered)}, lists {edge.lists()}")
             assert not load.retried, "nobody was refused, or lost a connection"
+            assert edge.metric("proxies_lost_total") == 0, "who takes leave is not missed"
             assert min(load.answered["stream"], load.answered["whole"]) > NUM_CLIENTS

@@ -54,6 +54,12 @@ class RunningEdge:
         """The lists of proxies that nginx was given, as they were logged."""
         return self.said(r"proxies in the list: (.*); ready: \d+\n")
 
+    def metric(self, name: str) -> float:
+        """Of its own, without `prefixcache_edge_`."""
+        lines = (self.run_dir / "metrics").read_text()
+        [value] = re.findall(rf"^prefixcache_edge_{name} (\S+)$", lines, re.MULTILINE)
+        return float(value)
+
     async def lists_only(self, *ports: int) -> None:
         """Returns when nginx serves by this list and no other one."""
         wanted = ", ".join(f"127.0.0.1:{port}" for port in sorted(ports)) or "none"

@@ -18,6 +18,8 @@ class ScriptedProxy:
 
     server: ScriptedEngine
     ready: bool = True
+    process: str = "a"
+    """As it tells the edge."""
     steps: Sequence[Step] = ()
     """Its own port if there are none."""
     asked: list[ReceivedRequest] = field(default_factory=list)
@@ -30,9 +32,10 @@ class ScriptedProxy:
         if request.target != "/ready" or request.header("user-agent") != "prefixcache-edge":
             self.asked.append(request)
             return self.steps or (json_answer({"proxy": self.port}),)
+        process = ("x-prefixcache-proxy", self.process)
         if self.ready:
-            return (json_answer({"workers_ready": 1}),)
-        return (json_answer({"error": {"message": NOT_READY}}, status=503),)
+            return (json_answer({"workers_ready": 1}, process),)
+        return (json_answer({"error": {"message": NOT_READY}}, process, status=503),)
 
 
 @asynccontextmanager

@@ -56,3 +56,17 @@ async def test_tell_how_many_proxies_there_are_and_how_many_are_ready(folder: Pa
                 answer = await session.get(f"{url}/metrics")
                 assert answer.headers["content-type"] == "text/plain; version=0.0.4"
                 assert (await session.get(f"{url}/v1/models")).status == 404, "nor is anything else served here"
+
+
+async def test_count_a_proxy_that_was_killed_and_is_back_before_anybody_missed_it(folder: Path) -> None:
+    async with scripted_proxy() as one, scripted_proxy() as other, running_edge(folder, [one.port, other.port]) as edge:
+        one.ready = False
+        await edge.lists_only(other.port)
+        one.ready, one.process = True, "b"
+        await edge.lists_only(one.port, other.port)
+        assert edge.metric("proxies_lost_total") == 0, "it took leave before it was replaced"
+        one.process = "c"
+        await eventually(lambda: edge.metric("proxies_lost_total") == 1, FOLLOWS_WITHIN_S)
+        one.ready, one.process = False, "d"
+        await edge.lists_only(other.port)
+        assert edge.metric("proxies_lost_total") == 2, "the new one is not ready yet"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.app import DEPARTURE
+from proxy.app import DEPARTURE, PROXY_ID
 from tests.support.fake_worker import FakeWorker, says, token_ids
 from tests.support.memory_store import MemoryStore
 from tests.support.proxy_harness import RunningProxy, body, running_proxy
@@ -81,7 +81,9 @@ async def test_ready_turns_first_while_requests_are_still_taken(store: MemorySto
     ):
         status, headers, _ = await ask(old, post(CHAT, body()))
         assert status == 200 and "connection" not in headers
-        assert (await proxy.client.get("/ready")).status_code == 200
+        ready = await proxy.client.get("/ready")
+        process = ready.headers["x-prefixcache-proxy"]
+        assert ready.status_code == 200 and process == proxy.app[PROXY_ID]
         assert (await proxy.client.get("/health")).json()["status"] == "ok"
         async with (
             told(proxy, end) as leaving,
@@ -90,6 +92,7 @@ async def test_ready_turns_first_while_requests_are_still_taken(store: MemorySto
         ):
             status, headers, told_to_balancer = await ask(balancer, probe("/ready"))
             assert (status, headers["connection"]) == (503, "close")
+            assert headers["x-prefixcache-proxy"] == process, "it takes leave itself"
             assert "shutting down" in told_to_balancer["error"]["message"] and told_to_balancer["workers_ready"] == 1
             async with raw_connection(proxy.port) as watcher:
                 status, _, health = await ask(watcher, probe("/health"))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.address import Address
-from edge.roster import Roster, Word
+from edge.roster import Roster, Saying, Word
 from prefixcache.limits import EDGE_SILENT_LOOKS
 
 ONE, TWO, THREE = (Address(f"10.0.0.{number}", 8000) for number in (1, 2, 3))
-READY, NOT_READY, REFUSED, SILENT = Word
+READY, NOT_READY, REFUSED, SILENT = map(Saying, Word)
 
 
 def test_only_the_ready_stand_in_it() -> None:
@@ -69,16 +70,49 @@ def test_who_goes_without_a_word_is_lost_and_who_takes_leave_is_not() -> None:
     assert roster.num_lost == 3, "it had come back"
 
 
-@given(st.lists(st.dictionaries(st.sampled_from([ONE, TWO, THREE]), st.sampled_from(list(Word))), max_size=12))
-def test_the_list_holds_what_its_table_says(looks: list[dict[Address, Word]]) -> None:
+@pytest.mark.parametrize(
+    ("sayings", "num_lost"),
+    [
+        (("ready a", "ready a", "not ready a", "not ready b", "ready b"), 0),
+        (("ready a", "not ready a", "refused", "ready b"), 0),
+        (("ready a", "not ready b", "ready b"), 1),
+        (("ready a", "silent", "not ready b", "ready b"), 1),
+        (("ready a", "silent", "ready b"), 1),
+        (("ready a", "ready b", "ready c"), 2),
+        (("ready a", "refused", "not ready b", "ready b"), 1),
+        (("ready a", "silent", "silent", "not ready b", "ready b"), 1),
+        (("ready a", "silent", "ready a"), 0),
+        (("ready a", "silent", "not ready a"), 0),
+        (("ready", "not ready", "ready", "silent", "ready"), 0),
+        (("ready", "ready b", "not ready", "ready a", "not ready a"), 0),
+    ],
+)
+def test_another_process_is_no_leave_of_the_one_before_it(sayings: tuple[str, ...], num_lost: int) -> None:
+    """A container may be back a second after it was killed. Without names there is only what was said."""
     roster = Roster()
-    for number, words in enumerate(looks):
-        listed = roster.look(words)
-        assert set(listed) <= set(words) and list(listed) == sorted(set(listed))
-        assert bool(listed) == bool(words)
-        ready = {address for address, word in words.items() if word is READY}
+    for saying in sayings:
+        words = saying.split()
+        process = words.pop() if len(words[-1]) == 1 else ""
+        roster.look({ONE: Saying(Word["_".join(words).upper()], process), TWO: READY})
+    assert roster.num_lost == num_lost
+
+
+PROCESSES = st.sampled_from(["", "a", "b"])
+SAYINGS = st.builds(Saying, st.sampled_from([Word.READY, Word.NOT_READY]), PROCESSES) | st.sampled_from(
+    [REFUSED, SILENT]
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from([ONE, TWO, THREE]), SAYINGS), max_size=12))
+def test_the_list_holds_what_its_table_says(looks: list[dict[Address, Saying]]) -> None:
+    roster = Roster()
+    for number, sayings in enumerate(looks):
+        listed = roster.look(sayings)
+        assert set(listed) <= set(sayings) and list(listed) == sorted(set(listed))
+        assert bool(listed) == bool(sayings)
+        ready = {address for address, saying in sayings.items() if saying.word is Word.READY}
         assert ready <= set(listed)
         if ready:
             late = set(listed) - ready
             before = looks[number - 1] if number else {}
-            assert all(words[address] is SILENT and before.get(address) is READY for address in late)
+            assert all(sayings[each] is SILENT and before[each].word is Word.READY for each in late)
