@@ -28,7 +28,7 @@ from prefixcache.rendering.byte_tokenizer import BYTE_STOP_ID, byte_tokenizer_fi
 from prefixcache.routing.order import Order
 from prefixcache.store import RedisStore
 from prefixcache.worker_token import check_token
-from worker import torch_environment
+from worker import huge_pages, torch_environment
 from worker.config import (
     ATTENTIONS,
     DEVICES,
@@ -287,6 +287,8 @@ def _load_torch(config: WorkerConfig, engine: TorchConfig) -> tuple[ServedModel,
         threads=engine.threads,
         deterministic=engine.deterministic,
     )
+    if runner.cache.device.type == "cpu":
+        huge_pages.gather_aside()
     model = ServedModel(
         name=folder.name,
         revision=folder.revision,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.huge_pages import needs_huge_pages
 from tests.support.prompts import filler
 from tests.support.stack import RunningStack, running_stack
+from tests.support.waiting import eventually
 
 MODEL = "SmolLM2-135M-Instruct"
 GREEDY_TOKENS = 18
@@ -73,6 +76,11 @@ def test_prints_a_ready_line_and_a_curl_line_that_works(stack: RunningStack) -> 
     request = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert json.loads(answer.read())["choices"][0]["message"]["role"] == "assistant"
+
+
+@needs_huge_pages
+async def test_both_workers_put_what_they_hold_into_huge_pages(stack: RunningStack) -> None:
+    await eventually(lambda: len(re.findall(r" MiB of memory are in huge pages\n", stack.log.read_text())) == 2, 60.0)
 
 
 def test_the_second_chat_reuses_the_shared_system_prompt(stack: RunningStack) -> None:
