@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -123,17 +122,20 @@ def test_memory_that_is_gone_by_then_is_passed_over(maps: Path) -> None:
     assert huge_pages.gather(maps=maps) == 0
 
 
-def test_goes_on_beside_the_worker(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    seen: list[int] = []
+@pytest.mark.parametrize(("gathered", "told"), [(3 << 20, "3.00 MiB of memory are in huge pages"), (0, "")])
+def test_goes_on_beside_the_worker(
+    gathered: int, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end = threading.Event()
 
     def gather() -> int:
-        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return 3 << 20
+        assert may_end.wait(10.0)
+        return gathered
 
     monkeypatch.setattr(huge_pages, "gather", gather)
     with caplog.at_level("INFO"):
-        huge_pages.gather_aside().join(10.0)
-    assert seen == [19], "any other thread goes before it"
-    assert os.getpriority(os.PRIO_PROCESS, 0) == niceness
-    assert "3.00 MiB of memory are in huge pages" in caplog.text
+        thread = huge_pages.gather_aside()
+        assert thread.is_alive() and thread.daemon, "the worker waits for it neither now nor at its end"
+        may_end.set()
+        thread.join(10.0)
+    assert [record.getMessage() for record in caplog.records] == [told] * bool(told)
