@@ -46,3 +46,14 @@ def test_the_routing_benchmark_runs_and_writes_all_its_figures(tmp_path: Path) -
     assert cores["rows"][0]["all"] > 0
     names = [floor["what"] for floor in content["floors"]]
     assert all(name in names for name in FLOORS), names
+
+
+def test_routers_alone_in_front_of_quick_engines(tmp_path: Path) -> None:
+    _, content = quick_bench(
+        "routing", "--quick-engines", "--only", "two proxies", folder=tmp_path, timeout_s=TIMEOUT_S
+    )
+    ample, tight, _decisions = content["tables"]
+    assert [row["target"] for table in (ample, tight) for row in table["rows"]] == ["ours, two proxies"] * 2
+    assert all(row["hit rate, median"] > 0 and row["errors"] == 0 for table in (ample, tight) for row in table["rows"])
+    names = [floor["what"] for floor in content["floors"]]
+    assert "ours, two proxies, 60 blocks: share of one pooled LRU's hit rate lost" in names

@@ -16,7 +16,7 @@ from tests.bench.routing.bench import floors, measure, tables
 from tests.bench.routing.deciding import measure_deciding
 from tests.bench.routing.live import SPEED, measure_given
 from tests.bench.routing.real_engines import measure_real, real_floors, real_table
-from tests.bench.routing.sizes import FULL, QUICK, REAL_ENGINES
+from tests.bench.routing.sizes import FULL, QUICK, QUICK_ENGINES, REAL_ENGINES, Sizes
 from tests.bench.routing.targets import FOR_REAL_ENGINES, OURS, PEERS, Target, installed
 from tests.bench.routing.tokenizing import measure_tokenizing
 from tests.bench.routing.traces import measure_traces
@@ -37,6 +37,11 @@ def main() -> None:
         default=os.environ.get("BENCH_ENGINES", "").split(),
         help="a real engine that runs: these are measured alone, without the others; repeatable [env: BENCH_ENGINES]",
     )
+    options.add_argument(
+        "--quick-engines",
+        action="store_true",
+        help="routers in front of engines that take 20 us a token, side by side, and nothing else",
+    )
     options.add_argument("--speed", type=float, default=SPEED, help="of the live run: times as fast as its trace")
     chosen = options.parse_args()
     if chosen.engine and not chosen.quick:
@@ -47,10 +52,13 @@ def main() -> None:
     for peer in PEERS if chosen.quick else ():
         print(f"left out: {peer.name}: --quick")
     seeds = sizes.seeds[: chosen.seeds]
+    if chosen.quick_engines:
+        _bench_quick_engines(targets, sizes, seeds, quick=chosen.quick)
+        return
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        tokenizer = write_files(byte_tokenizer_files(), folder) if chosen.quick else ensure_demo_model("bfloat16")
+        tokenizer = _tokenizer(folder, quick=chosen.quick)
         tokenizing, its_floors = measure_tokenizing(tokenizer, sizes.tokenized_turns)
         tokenizing.show()
         deciding, deciding_floors = measure_deciding(sizes.decision_repeats)
@@ -74,6 +82,22 @@ def _bench_real_engines(engines: list[str], only: list[str] | None, seeds: tuple
     table = real_table(measured)
     table.show()
     report("routing-real-engines", [table], real_floors(measured), about={"seeds": seeds})
+
+
+def _bench_quick_engines(targets: list[Target], sizes: Sizes, seeds: tuple[int, ...], *, quick: bool) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        tokenizer = _tokenizer(folder, quick=quick)
+        routed = asyncio.run(measure(targets, sizes, seeds, tokenizer, folder, engine_flags=QUICK_ENGINES))
+    shown = tables(routed, sizes)
+    for table in shown:
+        table.show()
+    name = "routing-quick" if quick else "routing-quick-engines"
+    report(name, shown, floors(routed, sizes), about={"seeds": seeds}, judged=not quick)
+
+
+def _tokenizer(folder: Path, *, quick: bool) -> Path:
+    return write_files(byte_tokenizer_files(), folder) if quick else ensure_demo_model("bfloat16")
 
 
 def _targets(among: tuple[Target, ...], only: list[str] | None) -> list[Target]:

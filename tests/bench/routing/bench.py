@@ -92,9 +92,18 @@ class Routed:
 
 
 async def measure(
-    targets: Sequence[Target], sizes: Sizes, seeds: Sequence[int], tokenizer: Path, folder: Path
+    targets: Sequence[Target],
+    sizes: Sizes,
+    seeds: Sequence[int],
+    tokenizer: Path,
+    folder: Path,
+    *,
+    engine_flags: tuple[str, ...] = (),
 ) -> list[Routed]:
-    """Targets are interleaved: each seed is run on all of them before the next."""
+    """Targets are interleaved: each seed is run on all of them before the next.
+
+    `engine_flags` are those of all engines, besides what a target asks of them.
+    """
     outcomes: dict[tuple[Target, int], list[Outcome]] = {
         (target, capacity): [] for capacity in (sizes.ample_blocks, sizes.tight_blocks) for target in targets
     }
@@ -104,7 +113,9 @@ async def measure(
             kind = (capacity, target.engine_flags)
             if kind not in engines:
                 engines[kind] = await stack.enter_async_context(
-                    running_engines(folder, sizes.num_engines, capacity, tokenizer, flags=target.engine_flags)
+                    running_engines(
+                        folder, sizes.num_engines, capacity, tokenizer, flags=(*engine_flags, *target.engine_flags)
+                    )
                 )
         for seed in seeds:
             for target, capacity in outcomes:

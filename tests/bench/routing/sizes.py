@@ -72,6 +72,9 @@ QUICK = Sizes(
 )
 """On the byte tokenizer: some five tokens a word."""
 
+QUICK_ENGINES = ("--prefill-us=20", "--concurrent-prefill")
+"""Flags of engines that are not what a client waits for: routing by prefix alone is seen, and little of the queues."""
+
 REAL_ENGINES = Workload(
     num_chats=9,
     num_turns=5,
