@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.bench.report import Floor, Table
 from tests.bench.routing.engines import Engines, running_engines
 from tests.bench.routing.load import Tally, run_chats
-from tests.bench.routing.replay import hit_rate, imbalance, pooled_hit_rate
+from tests.bench.routing.replay import hit_rate, imbalance, partitioned_hit_rate, pooled_hit_rate
 from tests.bench.routing.sizes import Sizes
 from tests.bench.routing.targets import Target, running_target
 
@@ -35,6 +35,8 @@ class Outcome:
     """Hit rate of one infinite cache for the same requests."""
     pooled: float
     """Hit rate of one cache as large as those of all engines together."""
+    partitioned: float
+    """Hit rate if every chat had stayed on one engine from its beginning."""
     imbalance: float
     tally: Tally
 
@@ -60,6 +62,10 @@ class Routed:
         return statistics.median(outcome.hit_rate / outcome.pooled for outcome in self.outcomes)
 
     @property
+    def partitioned_of_pooled(self) -> float:
+        return statistics.median(outcome.partitioned / outcome.pooled for outcome in self.outcomes)
+
+    @property
     def imbalances(self) -> list[float]:
         return [outcome.imbalance for outcome in self.outcomes]
 
@@ -72,6 +78,7 @@ class Routed:
             "least / most": (min(rates), max(rates)),
             "of the bound": self.of_bound,
             "of one pooled LRU": self.of_pooled,
+            "fixed chats, of one pooled LRU": self.partitioned_of_pooled,
             "imbalance, median / most": (statistics.median(self.imbalances), max(self.imbalances)),
             "TTFT ms p50 / p99": (1e3 * statistics.median(ttft_s), 1e3 * ttft_s[int(0.99 * len(ttft_s))]),
             "errors": sum(outcome.tally.num_errors for outcome in self.outcomes),
@@ -143,6 +150,12 @@ async def _run(target: Target, engines: Engines, sizes: Sizes, seed: int, tokeni
         hit_rate=hit_rate(prefills),
         bound=pooled_hit_rate(prefills, capacity_blocks=None, block_tokens=BLOCK_TOKENS),
         pooled=pooled_hit_rate(prefills, capacity_blocks=pooled_blocks, block_tokens=BLOCK_TOKENS),
+        partitioned=partitioned_hit_rate(
+            prefills,
+            num_engines=sizes.num_engines,
+            capacity_blocks=engines.capacity_blocks,
+            block_tokens=BLOCK_TOKENS,
+        ),
         imbalance=imbalance(prefills, sizes.num_engines),
         tally=tally,
     )

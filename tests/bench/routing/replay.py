@@ -44,6 +44,38 @@ def pooled_hit_rate(prefills: Sequence[Prefill], *, capacity_blocks: int | None,
     return cached_tokens / sum(prefill.num_tokens for prefill in prefills)
 
 
+def partitioned_hit_rate(
+    prefills: Sequence[Prefill], *, num_engines: int, capacity_blocks: int, block_tokens: int
+) -> float:
+    """If every chat had stayed on one engine, in the same order: as many chats on each, those of one system prompt
+    side by side. What routing could reach that knew all chats beforehand and nothing of load.
+    """
+    chats = _chats(prefills)
+    ordered = sorted(set(chats))
+    place = {chat: number * num_engines // len(ordered) for number, chat in enumerate(ordered)}
+    engines = [LruBlocks(capacity_blocks=capacity_blocks, block_tokens=block_tokens) for _ in range(num_engines)]
+    cached_tokens = 0
+    for chat, prefill in zip(chats, prefills, strict=True):
+        blocks = engines[place[chat]]
+        cached_tokens += blocks.cached_tokens(prefill.blocks, prefill.num_tokens)
+        blocks.hold(prefill.blocks)
+    return cached_tokens / sum(prefill.num_tokens for prefill in prefills)
+
+
+def _chats(prefills: Sequence[Prefill]) -> list[tuple[int, int]]:
+    """Of each the first block, which its system prompt tells apart, and the place at which its chat began.
+
+    A prompt that holds all of an earlier one and its answer goes on with that chat.
+    """
+    chats: list[tuple[int, int]] = []
+    ends: dict[int, tuple[int, int]] = {}
+    for number, prefill in enumerate(prefills):
+        before = next((ends[block] for block in reversed(prefill.blocks) if block in ends), None)
+        chats.append((prefill.blocks[0], number) if before is None else before)
+        ends[prefill.blocks[-1]] = chats[-1]
+    return chats
+
+
 def imbalance(prefills: Sequence[Prefill], num_engines: int) -> float:
     """Requests of the busiest engine over the mean of all."""
     [(_, most)] = Counter(prefill.worker for prefill in prefills).most_common(1)

@@ -25,6 +25,7 @@ def _routed(
             hit_rate=rate,
             bound=0.9,
             pooled=0.8,
+            partitioned=0.76,
             imbalance=imbalance,
             tally=Tally(num_errors=num_errors, prompt_tokens=10, ttft_s=[0.01, 0.02]),
         )
@@ -74,6 +75,7 @@ def test_a_baseline_has_no_floors_and_a_peer_no_decisions() -> None:
     *capacities, decisions = tables(routed, FULL)
     assert [len(table.rows) for table in capacities] == [0, 2]
     assert [row["target"] for row in decisions.rows] == [baseline.name]
+    assert capacities[1].rows[0]["fixed chats, of one pooled LRU"] == pytest.approx(0.95)
 
 
 def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
