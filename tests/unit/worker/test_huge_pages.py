@@ -7,6 +7,7 @@ import mmap
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,14 @@ class Memory:
         """Up to where the first huge page may stand."""
 
     def write(self, huge: int, num_pages: int) -> None:
-        """Something of its own into the first pages of a huge page."""
+        """Something of its own into the first pages of a huge page, all small ones even where `enabled` is `always`."""
+        with suppress(OSError):  # no kernel must know the advice
+            self.mapped.madvise(mmap.MADV_NOHUGEPAGE)
         for page in range(num_pages):
             place = self.skipped + huge * HUGE_BYTES + page * mmap.PAGESIZE
             self.mapped[place : place + 8] = (huge * 1000 + page).to_bytes(8, "little")
+        with suppress(OSError):
+            self.mapped.madvise(mmap.MADV_HUGEPAGE)
 
     def read(self, huge: int, num_pages: int) -> list[int]:
         places = (self.skipped + huge * HUGE_BYTES + page * mmap.PAGESIZE for page in range(num_pages))
