@@ -161,7 +161,8 @@ PROBE_TIMEOUT_S = 5.0
 
 # --- edge -------------------------------------------------------------------------------------------------
 EDGE_LOOK_S = 1.0
-"""Between two looks at which proxies there are and which are ready; below half of the drain delay of a proxy."""
+"""From the beginning of one look at which proxies there are, and which are ready, to that of the next, unless it takes
+longer; below half of the drain delay of a proxy."""
 EDGE_READY_TIMEOUT_S = 1.0
 """For a proxy's word on whether it is ready ..."""
 EDGE_SILENT_LOOKS = 2
