@@ -1,6 +1,7 @@
 """What the edge is told, all of it by the environment.
 
-EDGE_PROXIES         names of the proxies, HOST:PORT with commas between; a name may have many addresses
+EDGE_PROXIES         names of the proxies, HOST:PORT with commas between; a name may have many addresses, each of one
+                     proxy: behind an address that several share, each change of who answers is a proxy lost
 EDGE_LISTEN          HOST:PORT, 0.0.0.0:8000 if absent
 EDGE_PUBLISHED       address on which clients find it, for its word on keys; that of EDGE_LISTEN if absent
 EDGE_METRICS_LISTEN  HOST:PORT of its own metrics, which nobody outside should reach; none if absent

@@ -165,8 +165,8 @@ EDGE_LOOK_S = 1.0
 longer; below half of the drain delay of a proxy."""
 EDGE_READY_TIMEOUT_S = 1.0
 """For a proxy's word on whether it is ready ..."""
-EDGE_SILENT_LOOKS = 2
-"""... which may be missed once: a proxy whose loop is late is not gone."""
+EDGE_SILENT_LOOKS = 3
+"""... which may be missed twice in a row: a proxy whose loop is late is not gone."""
 EDGE_RELOADS = 10
 EDGE_RELOADS_S = 60.0
 """So many times in this time nginx takes a new list at once, then every EDGE_CALM_S: each list is a generation of its

@@ -288,7 +288,7 @@ def _load_torch(config: WorkerConfig, engine: TorchConfig) -> tuple[ServedModel,
         deterministic=engine.deterministic,
     )
     if runner.cache.device.type == "cpu":
-        huge_pages.gather_aside()
+        huge_pages.gather()
     model = ServedModel(
         name=folder.name,
         revision=folder.revision,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -44,6 +45,8 @@ def main() -> None:
     )
     options.add_argument("--speed", type=float, default=SPEED, help="of the live run: times as fast as its trace")
     chosen = options.parse_args()
+    if chosen.quick_engines and chosen.engine:
+        options.error("--quick-engines brings engines of its own; --engine and BENCH_ENGINES name others")
     if chosen.engine and not chosen.quick:
         _bench_real_engines(chosen.engine, chosen.only, FULL.seeds[: chosen.seeds])
         return
@@ -105,7 +108,11 @@ def _targets(among: tuple[Target, ...], only: list[str] | None) -> list[Target]:
     there, left_out = installed(among)
     for line in left_out:
         print(line)
-    return [target for target in there if only is None or any(part in target.name for part in only)]
+    chosen = [target for target in there if only is None or any(part in target.name for part in only)]
+    if not chosen:
+        names = ", ".join(f"{target.name!r}" for target in there)
+        sys.exit(f"nothing to measure: --only {only} is part of no name; there are {names}")
+    return chosen
 
 
 if __name__ == "__main__":

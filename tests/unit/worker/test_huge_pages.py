@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -74,12 +73,16 @@ def maps(tmp_path: Path, memory: Memory) -> Path:
 
 
 @needs_huge_pages
-def test_what_is_held_goes_into_huge_pages_and_stays_the_same(memory: Memory, maps: Path) -> None:
+def test_what_is_held_goes_into_huge_pages_and_stays_the_same(
+    memory: Memory, maps: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pages = HUGE_BYTES // mmap.PAGESIZE
     for huge in range(NUM_HUGE):
         memory.write(huge, pages)
     before = memory.kilobytes("AnonHugePages")
-    assert huge_pages.gather(maps=maps) == NUM_HUGE * HUGE_BYTES
+    with caplog.at_level("INFO"):
+        assert huge_pages.gather(maps=maps) == NUM_HUGE * HUGE_BYTES
+    assert caplog.messages == ["8.00 MiB of memory are in huge pages"]
     assert memory.kilobytes("AnonHugePages") - before == NUM_HUGE * HUGE_BYTES >> 10
     for huge in range(NUM_HUGE):
         assert memory.read(huge, pages) == list(range(pages))
@@ -105,6 +108,7 @@ def test_memory_of_others_and_of_files_is_left_alone(memory: Memory, maps: Path)
     maps.write_text(
         memory.line(mode="r--p")
         + memory.line(mode="rw-s")
+        + memory.line(inode=7)
         + memory.line(inode=7, name="/weights.safetensors")
         + memory.line(name="[stack]")
         + memory.line(name="/memfd:with a space (deleted)")
@@ -125,22 +129,3 @@ def test_where_the_administrator_wants_none_there_are_none(memory: Memory, maps:
 def test_memory_that_is_gone_by_then_is_passed_over(maps: Path) -> None:
     maps.write_text("10000000000-10000800000 rw-p 00000000 00:00 0\n00000000-00001000 rw-p 00000000 00:00 0\n")
     assert huge_pages.gather(maps=maps) == 0
-
-
-@pytest.mark.parametrize(("gathered", "told"), [(3 << 20, "3.00 MiB of memory are in huge pages"), (0, "")])
-def test_goes_on_beside_the_worker(
-    gathered: int, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    may_end = threading.Event()
-
-    def gather() -> int:
-        assert may_end.wait(10.0)
-        return gathered
-
-    monkeypatch.setattr(huge_pages, "gather", gather)
-    with caplog.at_level("INFO"):
-        thread = huge_pages.gather_aside()
-        assert thread.is_alive() and thread.daemon, "the worker waits for it neither now nor at its end"
-        may_end.set()
-        thread.join(10.0)
-    assert [record.getMessage() for record in caplog.records] == [told] * bool(told)
