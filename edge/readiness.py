@@ -9,8 +9,6 @@ from edge.roster import Saying, Word
 from prefixcache.limits import EDGE_READY_TIMEOUT_S
 
 _QUESTION = b"GET /ready HTTP/1.0\r\nHost: edge\r\nUser-Agent: prefixcache-edge\r\n\r\n"
-
-
 _PROCESS = b"x-prefixcache-proxy"
 
 

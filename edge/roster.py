@@ -38,6 +38,10 @@ class Saying:
     """Whose word it is; "" if it does not tell, as a proxy of an earlier version."""
 
 
+_GONE = Saying(Word.REFUSED)
+"""An address that does not resolve any more."""
+
+
 class Roster:
     """The list, and what must be remembered from look to look."""
 
@@ -59,12 +63,16 @@ class Roster:
             for address, saying in sayings.items()
             if saying.word is Word.SILENT
         }
-        self.num_lost += sum(self._is_lost(address, process, sayings) for address, process in self._ready.items())
-        self._ready = {
+        ready = {
             address: saying.process or self._ready.get(address, "")
             for address, saying in sayings.items()
             if self._is_ready(address, saying.word)
         }
+        self.num_lost += sum(
+            _is_lost(process, sayings.get(address, _GONE), is_ready=address in ready)
+            for address, process in self._ready.items()
+        )
+        self._ready = ready
         return tuple(sorted(self._ready or sayings))
 
     def _is_ready(self, address: Address, word: Word) -> bool:
@@ -72,9 +80,8 @@ class Roster:
             return address in self._ready and self._silent[address] < EDGE_SILENT_LOOKS
         return word is Word.READY
 
-    def _is_lost(self, address: Address, process: str, sayings: Mapping[Address, Saying]) -> bool:
-        """Of one that was ready."""
-        saying = sayings.get(address, Saying(Word.REFUSED))
-        if saying.word in (Word.READY, Word.NOT_READY):
-            return bool(process and saying.process and saying.process != process)
-        return not self._is_ready(address, saying.word)
+
+def _is_lost(process: str, saying: Saying, *, is_ready: bool) -> bool:
+    """Of a process that was ready, by what is said at its address now."""
+    is_another = bool(process and saying.process) and saying.process != process
+    return is_another or not (is_ready or saying.word is Word.NOT_READY)

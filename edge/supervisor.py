@@ -70,11 +70,11 @@ class Supervisor:
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        next_at = loop.time() + self.look_s
+        began_at = loop.time()
         while True:
-            await asyncio.sleep(next_at - loop.time())
             # One that is silent makes a look long; the others take leave meanwhile.
-            next_at = loop.time() + self.look_s
+            await asyncio.sleep(began_at + self.look_s - loop.time())
+            began_at = loop.time()
             proxies = await self._look()
             news = proxies != self.listed or self.nginx.num_crashes != self.num_crashes
             if news and self.pace.allows(loop.time()):

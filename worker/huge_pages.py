@@ -14,6 +14,7 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
+from prefixcache.cgroups import PROC
 from prefixcache.memory import size_text
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _LEAST_RESIDENT = 0.95
 _MADV_COLLAPSE = 25
 """Linux 6.1, madvise(2); an older kernel refuses it, and nothing changes."""
 _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_MAPS = Path("/proc/self/maps")
+_MAPS = PROC / "self" / "maps"
 
 
 def gather(*, maps: Path = _MAPS, policy: Path = _POLICY) -> int:

@@ -88,9 +88,14 @@ def load_model(folder: ModelFolder, dtype: torch.dtype, device: torch.device = C
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its arguments
     except RuntimeError as error:
         raise ConfigError(f"model folder {folder.path} cannot be moved to {device}: {error}") from error
-    few = torch.zeros(1, 2, dtype=torch.long, device=device)
-    pack_linear_layers(model, lambda: model(input_ids=few, use_cache=False))
+    pack(model)
     return model
+
+
+def pack(model: PreTrainedModel) -> None:
+    """Packs its linear layers, where that can be done, as a forward over a few tokens shows them."""
+    few = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    pack_linear_layers(model, lambda: model(input_ids=few, use_cache=False))
 
 
 def vocab_size(model: PreTrainedModel) -> int:

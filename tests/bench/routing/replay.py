@@ -36,12 +36,8 @@ def hit_rate(prefills: Sequence[Prefill]) -> float:
 
 def pooled_hit_rate(prefills: Sequence[Prefill], *, capacity_blocks: int | None, block_tokens: int) -> float:
     """If one cache of this capacity had served all of them, in the same order; None is an infinite one: the bound."""
-    blocks = LruBlocks(capacity_blocks=capacity_blocks, block_tokens=block_tokens)
-    cached_tokens = 0
-    for prefill in prefills:
-        cached_tokens += blocks.cached_tokens(prefill.blocks, prefill.num_tokens)
-        blocks.hold(prefill.blocks)
-    return cached_tokens / sum(prefill.num_tokens for prefill in prefills)
+    cache = LruBlocks(capacity_blocks=capacity_blocks, block_tokens=block_tokens)
+    return _replayed_hit_rate(prefills, [cache] * len(prefills))
 
 
 def partitioned_hit_rate(
@@ -53,12 +49,16 @@ def partitioned_hit_rate(
     chats = _chats(prefills)
     ordered = sorted(set(chats))
     place = {chat: number * num_engines // len(ordered) for number, chat in enumerate(ordered)}
-    engines = [LruBlocks(capacity_blocks=capacity_blocks, block_tokens=block_tokens) for _ in range(num_engines)]
+    caches = [LruBlocks(capacity_blocks=capacity_blocks, block_tokens=block_tokens) for _ in range(num_engines)]
+    return _replayed_hit_rate(prefills, [caches[place[chat]] for chat in chats])
+
+
+def _replayed_hit_rate(prefills: Sequence[Prefill], caches: Sequence[LruBlocks]) -> float:
+    """If each had been served by the cache beside it."""
     cached_tokens = 0
-    for chat, prefill in zip(chats, prefills, strict=True):
-        blocks = engines[place[chat]]
-        cached_tokens += blocks.cached_tokens(prefill.blocks, prefill.num_tokens)
-        blocks.hold(prefill.blocks)
+    for prefill, cache in zip(prefills, caches, strict=True):
+        cached_tokens += cache.cached_tokens(prefill.blocks, prefill.num_tokens)
+        cache.hold(prefill.blocks)
     return cached_tokens / sum(prefill.num_tokens for prefill in prefills)
 
 

@@ -16,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 import worker.__main__
 import worker.model_runner
-from worker.packed_linear import PackedLinear, pack_linear_layers
+from worker.model_loader import pack
+from worker.packed_linear import PackedLinear
 
 PROGRAM = (worker.__main__, worker.model_runner)
 
@@ -29,7 +30,7 @@ def main() -> None:
     for weights in model.parameters():
         weights.detach().sum()  # pages of a mapped file are resident once they were read
     resident_bytes = psutil.Process().memory_info().rss
-    pack_linear_layers(model, lambda: model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False))
+    pack(model)
     packed_bytes = sum(layer.weight.nbytes for layer in model.modules() if isinstance(layer, PackedLinear))
     print(resident_bytes, packed_bytes)
 

@@ -15,6 +15,7 @@ from tests.support.huge_pages import needs_huge_pages
 from worker import huge_pages
 
 HUGE_BYTES = 2 << 20
+PAGES = HUGE_BYTES // mmap.PAGESIZE
 NUM_HUGE = 4
 
 
@@ -76,16 +77,15 @@ def maps(tmp_path: Path, memory: Memory) -> Path:
 def test_what_is_held_goes_into_huge_pages_and_stays_the_same(
     memory: Memory, maps: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pages = HUGE_BYTES // mmap.PAGESIZE
     for huge in range(NUM_HUGE):
-        memory.write(huge, pages)
+        memory.write(huge, PAGES)
     before = memory.kilobytes("AnonHugePages")
     with caplog.at_level("INFO"):
         assert huge_pages.gather(maps=maps) == NUM_HUGE * HUGE_BYTES
     assert caplog.messages == ["8.00 MiB of memory are in huge pages"]
     assert memory.kilobytes("AnonHugePages") - before == NUM_HUGE * HUGE_BYTES >> 10
     for huge in range(NUM_HUGE):
-        assert memory.read(huge, pages) == list(range(pages))
+        assert memory.read(huge, PAGES) == list(range(PAGES))
     assert huge_pages.gather(maps=maps) == NUM_HUGE * HUGE_BYTES, "a second time nothing is left to do"
 
 
@@ -103,7 +103,7 @@ def test_what_is_not_there_is_not_made(num_pages: int, gathered: int, memory: Me
 
 def test_memory_of_others_and_of_files_is_left_alone(memory: Memory, maps: Path) -> None:
     for huge in range(NUM_HUGE):
-        memory.write(huge, HUGE_BYTES // mmap.PAGESIZE)
+        memory.write(huge, PAGES)
     before = memory.kilobytes("AnonHugePages")
     maps.write_text(
         memory.line(mode="r--p")
@@ -118,7 +118,7 @@ def test_memory_of_others_and_of_files_is_left_alone(memory: Memory, maps: Path)
 
 
 def test_where_the_administrator_wants_none_there_are_none(memory: Memory, maps: Path, tmp_path: Path) -> None:
-    memory.write(0, HUGE_BYTES // mmap.PAGESIZE)
+    memory.write(0, PAGES)
     policy = tmp_path / "enabled"
     policy.write_text("always madvise [never]\n")
     assert huge_pages.gather(maps=maps, policy=policy) == 0

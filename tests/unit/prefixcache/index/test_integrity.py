@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass
 
 import pytest
 
@@ -58,19 +59,36 @@ def sound() -> Content:
     )
 
 
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """Content that can be changed."""
+
+    hashes: dict[str, dict[bytes, bytes]]
+    strings: dict[str, bytes]
+    live: set[int]
+
+
 def broken(name: str) -> Content:
     content = sound()
-    hashes = {key: dict(fields) for key, fields in content.hashes.items()}
-    strings = dict(content.strings)
-    live = set(content.live)
-    bucket, long_bucket = hashes[f"{KEYS.buckets}9:1"], hashes[f"{KEYS.buckets}8:3"]
+    draft = Draft(
+        hashes={key: dict(fields) for key, fields in content.hashes.items()},
+        strings=dict(content.strings),
+        live=set(content.live),
+    )
+    for break_part in (break_buckets, break_families, break_other_keys):
+        break_part(name, draft)
+    return Content(hashes=draft.hashes, strings=draft.strings, live=draft.live)
+
+
+def break_buckets(name: str, draft: Draft) -> None:
+    bucket, long_bucket = draft.hashes[f"{KEYS.buckets}9:1"], draft.hashes[f"{KEYS.buckets}8:3"]
     match name:
         case "fields miscounted":
-            hashes[KEYS.meta][b"fields"] = b"3"
+            draft.hashes[KEYS.meta][b"fields"] = b"3"
         case "claims miscounted":
-            hashes[KEYS.claims_held][b"1"] = b"1"
+            draft.hashes[KEYS.claims_held][b"1"] = b"1"
         case "count of an incarnation without claims":
-            hashes[KEYS.claims_held][b"77"] = b"0"
+            draft.hashes[KEYS.claims_held][b"77"] = b"0"
         case "run out of order":
             bucket[FIELD] = run_of(2, 1)
         case "incarnation twice in a run":
@@ -84,67 +102,75 @@ def broken(name: str) -> Content:
         case "field of a wrong length":
             bucket[FIELD[:6]] = bucket.pop(FIELD)
         case "bucket that was divided":
-            hashes[f"{KEYS.buckets}8:0"] = hashes.pop(f"{KEYS.buckets}9:1")
+            draft.hashes[f"{KEYS.buckets}8:0"] = draft.hashes.pop(f"{KEYS.buckets}9:1")
         case "bucket of a later shape":
-            hashes[f"{KEYS.buckets}9:6"] = hashes.pop(f"{KEYS.buckets}8:3")
+            draft.hashes[f"{KEYS.buckets}9:6"] = draft.hashes.pop(f"{KEYS.buckets}8:3")
         case "marker without its long run":
-            del strings[LONG_RUN]
+            del draft.strings[LONG_RUN]
         case "long run without its marker":
             long_bucket.clear()
-            hashes[KEYS.meta][b"fields"] = b"1"
+            draft.hashes[KEYS.meta][b"fields"] = b"1"
         case "short run in a key of its own":
-            strings[LONG_RUN] = run_of(*range(3, 10))
-            hashes[KEYS.claims_held][b"1"] = b"1"
+            draft.strings[LONG_RUN] = run_of(*range(3, 10))
+            draft.hashes[KEYS.claims_held][b"1"] = b"1"
         case "long run in a bucket":
             bucket[FIELD] = run_of(*range(1, 14))
+
+
+def break_families(name: str, draft: Draft) -> None:
+    """Leases, too."""
+    match name:
         case "lease without a batch number":
-            live.add(9)
+            draft.live.add(9)
         case "batch number without a lease":
-            live.discard(2)
+            draft.live.discard(2)
         case "family cut short":
-            hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2)[:-1]
+            draft.hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2)[:-1]
         case "family without a generation":
-            hashes[KEYS.families][b"engine"] = ids_of(11, 14)
+            draft.hashes[KEYS.families][b"engine"] = ids_of(11, 14)
         case "family of too many generations":
-            hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2, *range(100, 108))
+            draft.hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2, *range(100, 108))
         case "family without an anchor":
-            live.discard(11)
-            del hashes[KEYS.batches][b"11"]
+            draft.live.discard(11)
+            del draft.hashes[KEYS.batches][b"11"]
         case "anchor with claims":
-            hashes[KEYS.families][b"engine"] = ids_of(1, 14, 2)
+            draft.hashes[KEYS.families][b"engine"] = ids_of(1, 14, 2)
         case "id twice in a family":
-            hashes[KEYS.families][b"engine"] = ids_of(11, 14, 14)
+            draft.hashes[KEYS.families][b"engine"] = ids_of(11, 14, 14)
         case "generation of two engines":
-            hashes[KEYS.families][b"other"] = ids_of(12, 15, 2)
+            draft.hashes[KEYS.families][b"other"] = ids_of(12, 15, 2)
         case "two claims of one engine on a block":
-            hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2, 1)
+            draft.hashes[KEYS.families][b"engine"] = ids_of(11, 14, 2, 1)
+
+
+def break_other_keys(name: str, draft: Draft) -> None:
+    match name:
         case "stray key":
-            hashes[f"{KEYS.base}:other"] = {b"a": b"b"}
+            draft.hashes[f"{KEYS.base}:other"] = {b"a": b"b"}
         case "stray string":
-            strings[f"{KEYS.base}:other"] = run_of(*range(3, 11))
+            draft.strings[f"{KEYS.base}:other"] = run_of(*range(3, 11))
         case "pending claims cut short":
-            strings[PENDING] = pending_of(1, 2)[:-1]
+            draft.strings[PENDING] = pending_of(1, 2)[:-1]
         case "no pending claims":
-            strings[PENDING] = b""
+            draft.strings[PENDING] = b""
         case "too many pending claims":
-            strings[PENDING] = pending_of(1, 2, 3, 4, 5)
+            draft.strings[PENDING] = pending_of(1, 2, 3, 4, 5)
         case "two pending claims of one incarnation":
-            strings[PENDING] = pending_of(1, 2, 1)
+            draft.strings[PENDING] = pending_of(1, 2, 1)
         case "pending claims on no block":
-            strings[f"{KEYS.pending}03800102030405"] = strings.pop(PENDING)
+            draft.strings[f"{KEYS.pending}03800102030405"] = draft.strings.pop(PENDING)
         case "keeper without an id":
-            strings[KEYS.keeper] = b""
+            draft.strings[KEYS.keeper] = b""
         case "load record without its head":
-            strings[LOAD] += stored_load({b"a proxy?": bytes(16)})
+            draft.strings[LOAD] += stored_load({b"a proxy?": bytes(16)})
         case "load record cut short":
-            strings[LOAD] = strings[LOAD][:-1]
+            draft.strings[LOAD] = draft.strings[LOAD][:-1]
         case "no load records":
-            strings[LOAD] = b""
+            draft.strings[LOAD] = b""
         case "two load records of one writer":
-            strings[LOAD] += stored_load({b"a proxy.": bytes(40)})
+            draft.strings[LOAD] += stored_load({b"a proxy.": bytes(40)})
         case "load of an incarnation without a lease":
-            strings[f"{KEYS.loads}9"] = strings[LOAD]
-    return Content(hashes=hashes, strings=strings, live=live)
+            draft.strings[f"{KEYS.loads}9"] = draft.strings[LOAD]
 
 
 def test_sound_content_passes() -> None:
